@@ -331,7 +331,7 @@ impl TokenSource {
             return Ok(known);
         }
         loop {
-            let request = turn.request(timeout);
+            let request = turn.request(timeout)?;
             // The recursion ends here.
             let answer = Box::pin(self.client.send(&request, turn.connections())).await?;
             if !turn.tries_form(&answer) {

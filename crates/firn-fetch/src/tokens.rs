@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use firn_collect::config::OAuth2;
+use firn_collect::config::{OAuth2, Url};
 use firn_model::Secret;
 use hyper::header::ACCEPT;
 use serde::Deserialize;
@@ -105,8 +105,13 @@ impl TokenTurn<'_> {
     }
 
     /// The request for a token.
-    pub(crate) fn request(&self, timeout: Duration) -> Request {
+    ///
+    /// # Errors
+    /// For an address that is none: as in Prometheus, such a file is loaded.
+    pub(crate) fn request(&self, timeout: Duration) -> Result<Request, FetchError> {
         let (config, client_secret) = (self.config, self.client_secret.expose());
+        Url::parse(config.token_url.as_str())
+            .map_err(|error| FetchError::Credentials(format!("oauth2: token_url: {error}")))?;
         let mut form = form_urlencoded::Serializer::new(String::new());
         form.append_pair("grant_type", "client_credentials");
         if !config.scopes.is_empty() {
@@ -127,7 +132,7 @@ impl TokenTurn<'_> {
         for (name, value) in &config.endpoint_params {
             form.append_pair(name, value.expose());
         }
-        Request {
+        Ok(Request {
             url: config.token_url.as_str().to_owned(),
             unix_socket: None,
             headers: vec![(ACCEPT, "application/json".to_owned())],
@@ -141,7 +146,7 @@ impl TokenTurn<'_> {
             }),
             body_bytes_max: ANSWER_BYTES_MAX,
             timeout,
-        }
+        })
     }
 
     /// Whether a refused request is to be sent once more, with the client's name and secret in the

@@ -172,6 +172,30 @@ impl App {
         self.gate.reload().and(collect)
     }
 
+    /// Reloads if the texts of the configuration of Prometheus are not those of `loaded`, or the
+    /// last load failed. Not while they change: `seen` is the digest of the last call.
+    pub(crate) fn reload_if_changed(&self, loaded: &mut Vec<u8>, seen: &mut Vec<u8>) {
+        let Some(collect) = &self.collect else { return };
+        let digest = match collect.file.digest() {
+            Ok(digest) => digest,
+            Err(error) => {
+                tracing::warn!(%error, "cannot compare the configuration with the one in use");
+                return;
+            }
+        };
+        let is_at_rest = *seen == digest;
+        *seen = digest;
+        if !is_at_rest || (seen == loaded && collect.file.is_current()) {
+            return;
+        }
+        tracing::info!("the configuration is not the one in use: reloading");
+        // The error is in the log.
+        let _ = self.reload();
+        if collect.file.is_current() {
+            loaded.clone_from(seen);
+        }
+    }
+
     /// The files to which no log may append.
     pub(crate) fn forbidden_files(&self) -> ForbiddenFiles {
         let mut forbidden = self.gate.forbidden();

@@ -105,6 +105,14 @@ impl Server {
         let router = http::router(Arc::clone(&app), face);
         let reloaded = Arc::clone(&app);
         bound.keep_current(&app.gate, move || reloaded.reload())?;
+        let interval = app.config.prometheus_config_reload.get();
+        if let (Some(interval), Some(collect)) = (interval, &app.collect) {
+            let (polled, mut loaded) =
+                (Arc::clone(&app), collect.file.digest().unwrap_or_default());
+            let mut seen = loaded.clone();
+            let poll = move || polled.reload_if_changed(&mut loaded, &mut seen);
+            bound.poll(interval.duration(), poll);
+        }
         let service = net::serve(bound, Arc::clone(&app.connections), router, HTTP);
         let admin = admin_bound.map(|bound| {
             let table = ConnectionTable::new(ConnectionLimits::within_open_files(

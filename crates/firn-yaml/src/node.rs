@@ -569,6 +569,34 @@ mod tests {
 
     /// Before, the files were refused.
     #[test]
+    fn lines_in_brackets_may_begin_with_tabs() {
+        for (text, want) in [
+            ("- a: [\n\tb,\n\t'c', # d]\n \t\"e\"]\n- f\n", " [ { 1|a [ 2|b 3|c 4|e ] } 5|f ]"),
+            (
+                "a:\n  b: {\n\tc: [d,\n\t\te],\n\tf: g }\n",
+                " { 1|a { 2|b { 3|c [ 3|d 4|e ] 5|f 5|g } } }",
+            ),
+            ("a:\r\n- [\r\n\t{b: c},\r\n\t]\r\n", " { 1|a [ [ { 3|b 3|c } ] ] }"),
+        ] {
+            assert_eq!(shown(text), want, "{text:?}");
+        }
+        // Outside of brackets, also beside them, and in a plain scalar.
+        for text in [
+            "a:\n\tb: c\n",
+            "a: [b]\nc:\n\td: [e]\n",
+            "a:\n  - [b]\n\t- c\n",
+            "- a: [\n\tb\n\t]\n",
+            "- a: [\n\tb,\n",
+        ] {
+            assert!(parse(text).is_err(), "{text:?}");
+        }
+        // Each line is as deep as the first.
+        let long = format!("- a: [\n{}]\n", "\t'b',\n".repeat(300));
+        assert_eq!(shown(&long).matches('b').count(), 300);
+    }
+
+    /// Before, the files were refused.
+    #[test]
     fn comments_tabs_and_escapes_are_those_of_prometheus() {
         for (text, want) in [
             ("a: \"b\"#c\nd: [e]#f\ng: {h: 'i'}#j\n", " { 1|a 1|b 2|d [ 2|e ] 3|g { 3|h 3|i } }"),

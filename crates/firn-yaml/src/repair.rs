@@ -21,6 +21,8 @@ enum RepairKind {
     DeepenBrackets,
     /// Deeper text in the line of the place, which is in a quoted scalar and begins with a tab.
     DeepenLine,
+    /// The same in a collection in brackets, before a token. In others, tabs are a mistake.
+    DeepenBracketLine,
     /// A blank at the place: between a token and a comment, or behind a colon and a tab.
     AddBlank,
     /// `'` instead of `\'` in the quoted scalar at the place.
@@ -37,6 +39,9 @@ impl Repair {
                 RepairKind::DeepenBrackets
             }
             "tab cannot be used as indentation" => RepairKind::DeepenLine,
+            "tabs disallowed within this context (block indentation)" => {
+                RepairKind::DeepenBracketLine
+            }
             "comments must be separated from other tokens by whitespace"
             | "':' must be followed by a valid YAML whitespace" => RepairKind::AddBlank,
             "while parsing a quoted scalar, found unknown escape character" => {
@@ -65,12 +70,21 @@ impl Repair {
                 let (before, _) = text.split_at_checked(at.saturating_add(first))?;
                 deepened([before, lines, behind], self.at.col(), bytes_max)
             }
-            RepairKind::DeepenBrackets | RepairKind::DeepenLine => {
+            RepairKind::DeepenBrackets | RepairKind::DeepenLine | RepairKind::DeepenBracketLine => {
                 let line = before.rfind(['\n', '\r'])?.saturating_add(1);
                 let (before, lines) = text.split_at_checked(line)?;
                 let end = match self.kind {
-                    RepairKind::DeepenLine => lines.find(['\n', '\r']).unwrap_or(lines.len()),
-                    _ => at.checked_sub(line)?.saturating_add(bracket_bytes(rest)),
+                    RepairKind::DeepenBrackets => {
+                        let bytes = bracket_bytes(rest).unwrap_or(rest.len());
+                        at.checked_sub(line)?.saturating_add(bytes)
+                    }
+                    // Outside of brackets, none is open before the line and closed behind it.
+                    RepairKind::DeepenBracketLine
+                        if !before.contains(['[', '{']) || bracket_bytes(rest).is_none() =>
+                    {
+                        return None;
+                    }
+                    _ => lines.find(['\n', '\r']).unwrap_or(lines.len()),
                 };
                 let (lines, behind) = lines.split_at_checked(end)?;
                 // No collection around the place begins farther to the right.
@@ -149,8 +163,8 @@ fn unescaped(scalar: &str) -> String {
 }
 
 /// The length of `text` up to the bracket that closes the collection in which it begins, at a
-/// token.
-fn bracket_bytes(text: &str) -> usize {
+/// token; `None` without one.
+fn bracket_bytes(text: &str) -> Option<usize> {
     let mut depth = 1_usize;
     // The last character, and the last one that is no blank.
     let (mut last, mut mark) = (' ', ',');
@@ -173,15 +187,17 @@ fn bracket_bytes(text: &str) -> usize {
             _ => {}
         }
         if depth == 0 {
-            return at.saturating_add(1);
+            return Some(at.saturating_add(1));
         }
         last = c;
         mark = if c.is_whitespace() { mark } else { c };
     }
-    text.len()
+    None
 }
 
-/// The column of the first collection in a line that is not one of its first marks.
+/// The column of the first collection in a line that is not one of its first marks. None begins
+/// behind a tab.
 fn block_columns(line: &str) -> usize {
-    line.len().saturating_sub(line.trim_start_matches([' ', '-', '?']).len())
+    let rest = line.trim_start_matches([' ', '-', '?']);
+    if rest.starts_with('\t') { 0 } else { line.len().saturating_sub(rest.len()) }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use firn_model::{Budget, Result as ModelResult, Secret};
 
-use super::{AnyValue, FilePath, HiddenText, Url, join_folder};
+use super::{AnyValue, FilePath, HiddenText, Url, UrlText, join_folder};
 use firn_yaml::{Checked, Failure, Field, from_document_within, quoted, section, words};
 
 words! {
@@ -89,7 +89,7 @@ section! {
         audience: String = "audience" omit,
         claims: BTreeMap<String, AnyValue> = "claims" omit,
         scopes: Vec<String> = "scopes" omit,
-        token_url: Url = "token_url" omit,
+        token_url: UrlText = "token_url" omit,
         endpoint_params: BTreeMap<String, HiddenText> = "endpoint_params" omit,
         tls_config: TlsConfig = "tls_config" omit,
     }

@@ -43,7 +43,7 @@ pub use remote::{
 pub use rule_list::RuleList;
 pub use scrape::ScrapeConfig;
 pub(crate) use values::join_folder;
-pub use values::{AnyValue, FilePath, HiddenText, LabelSet, Size};
+pub use values::{AnyValue, FilePath, HiddenText, LabelSet, Size, UrlText};
 
 use crate::relabel::NameScheme;
 use firn_yaml::quoted;

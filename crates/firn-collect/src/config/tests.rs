@@ -128,6 +128,20 @@ fn jobs_inherit() {
     assert_eq!(b.scrape_protocols, Some(ScrapeProtocol::default_with_histograms()));
 }
 
+/// As in Prometheus. Before, the file was refused.
+#[test]
+fn the_address_of_tokens_may_be_any_text() {
+    let job = |url: &str| {
+        let oauth2 = format!("{{client_id: a, client_secret: b, token_url: {url}}}");
+        parse(&format!("scrape_configs: [{{job_name: j, oauth2: {oauth2}}}]"))
+    };
+    let config = job("'http://a/%z'").unwrap();
+    let oauth2 = config.scrape_configs[0].http.oauth2.as_ref().unwrap();
+    assert_eq!(oauth2.token_url.as_str(), "http://a/%z");
+    assert!(config.to_yaml().contains("token_url: http://a/%z\n"), "{}", config.to_yaml());
+    assert!(job("''").unwrap_err().to_string().contains("oauth2 token_url must be configured"));
+}
+
 #[test]
 fn included_files_add_jobs() {
     let main = "global: {scrape_interval: 7s}\nscrape_configs: [{job_name: a}]\n\
@@ -172,7 +186,7 @@ fn secrets_are_never_shown() {
                 sigv4: {access_key: a, secret_key: hunter2}\n  \
                 headers: {X-Token: hunter2}\n\
                 - url: http://h/\n  \
-                oauth2: {client_id: a, client_secret: b, token_url: t, \
+                oauth2: {client_id: a, client_secret: b, token_url: 'http://u:hunter2@h/', \
                 endpoint_params: {password: hunter2}}\n\
                 remote_read: [{url: 'http://h/', headers: {x: hunter2, y: ''}}]\n\
                 tracing: {endpoint: e, headers: {x: hunter2}}\n\

@@ -51,6 +51,46 @@ impl Field for HiddenText {
     }
 }
 
+/// A text that should be an address. Prometheus checks it only when it sends a request. Shown without
+/// a password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct UrlText(String);
+
+impl UrlText {
+    /// The text with its password; empty if the key is absent.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for UrlText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", Url::shown(&self.0))
+    }
+}
+
+impl Field for UrlText {
+    fn type_name() -> String {
+        String::type_name()
+    }
+
+    fn zero() -> UrlText {
+        UrlText(String::new())
+    }
+
+    fn read(&mut self, node: &Node, decoder: &mut Decoder) -> Result<bool, Failure> {
+        self.0.read(node, decoder)
+    }
+
+    fn encode(&self) -> Encoded {
+        Encoded::Text(Url::shown(&self.0))
+    }
+
+    fn is_zero(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 /// A number of bytes, written with units of 1,024: `15MB`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Size(i64);

@@ -690,6 +690,16 @@ mod tests {
         }
     }
 
+    /// As in Prometheus, the names that `labelmap` makes are not checked: a scrape refuses them.
+    #[test]
+    fn mapped_names_may_be_beyond_the_scheme() {
+        let text = "[{action: labelmap, regex: 'b(.*)'}]";
+        let rules = Rules::parse(text, NameScheme::Legacy).unwrap();
+        let labels = Labels::from_pairs([("b1c", "x"), ("b", "y")]).unwrap();
+        let mapped = rules.relabel(&labels, &mut LabelEditor::default()).unwrap().unwrap();
+        assert_eq!((mapped.count(), mapped.get("1c"), mapped.get("")), (3, Some("x"), None));
+    }
+
     /// Before, 10 MB of such a list took more than 1 GiB.
     #[test]
     fn rules_are_read_within_memory() {

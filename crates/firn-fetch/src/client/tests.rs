@@ -469,6 +469,11 @@ async fn tokens_are_fetched_and_reused() {
     let keys = format!("oauth2: {{client_id: id, client_secret: s, token_url: '{url}'}}");
     let error = get(&open(&client_config(&keys)), server.url("/")).await.unwrap_err().to_string();
     assert_eq!(error, "oauth2: the token has 20007 bytes, at most 16384 are sent");
+    // A text that is no address fails the request.
+    let keys = "oauth2: {client_id: id, client_secret: s, token_url: 'http://u:hidden@h:x/'}";
+    let error = get(&open(&client_config(keys)), server.url("/")).await.unwrap_err().to_string();
+    assert!(error.starts_with("oauth2: token_url: parse "), "{error}");
+    assert!(error.ends_with(": invalid port") && !error.contains("hidden"), "{error}");
     // A refusal names no secret.
     let config = config("other");
     let error = get(&open(&config), server.url("/")).await.unwrap_err().to_string();

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use firn_model::{Error, Result, excerpt};
+use firn_model::{Error, Result};
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
@@ -73,15 +73,8 @@ pub(super) fn date_fault(certificate: &CertificateDer<'_>) -> Option<&'static st
     }
 }
 
-/// The secure suites of Go that this server does not have.
-const OTHER_SUITES_OF_GO: [&str; 4] = [
-    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
-    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
-    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
-    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
-];
-
-/// The cipher suites and curves that are named, in their order; all without names.
+/// The cipher suites and curves that are named, in their order; all without names. `WebConfig` knows
+/// all names.
 fn provider(settings: &TlsSettings, warnings: &mut Vec<String>) -> Result<CryptoProvider> {
     let mut provider = ring::default_provider();
     if !settings.cipher_suites.is_empty() {
@@ -90,22 +83,15 @@ fn provider(settings: &TlsSettings, warnings: &mut Vec<String>) -> Result<Crypto
         let is_13 = |suite: &rustls::SupportedCipherSuite| suite.tls13().is_some();
         chosen.extend(provider.cipher_suites.iter().copied().filter(is_13));
         for name in &settings.cipher_suites {
-            // Go's short names of two suites.
-            let full = match name.as_str() {
-                "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305"
-                | "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305" => format!("{name}_SHA256"),
-                _ => name.clone(),
-            };
             let is_named = |suite: &&rustls::SupportedCipherSuite| {
-                format!("{:?}", suite.suite()).replace("TLS13_", "TLS_") == full
+                format!("{:?}", suite.suite()).replace("TLS13_", "TLS_") == *name
             };
             match provider.cipher_suites.iter().find(is_named) {
                 Some(suite) if chosen.contains(suite) => {}
                 Some(suite) => chosen.push(*suite),
-                None if OTHER_SUITES_OF_GO.contains(&full.as_str()) => {
-                    warnings.push(format!("cipher_suites: {name} is not supported and left out"))
+                None => {
+                    warnings.push(format!("cipher_suites: {name} is not supported and left out"));
                 }
-                None => return Err(Error::invalid(format!("unknown cipher: {}", excerpt(name)))),
             }
         }
         let has_12 = chosen.iter().any(|suite| !is_13(suite));

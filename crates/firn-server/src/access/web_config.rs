@@ -145,6 +145,23 @@ const TLS_KEYS: &[&str] = &[
     "curve_preferences",
     "prefer_server_cipher_suites",
 ];
+/// Go's secure cipher suites, as Prometheus names them.
+const CIPHERS: &[&str] = &[
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+];
+const CURVES: &[&str] = &["CurveP256", "CurveP384", "CurveP521", "X25519"];
 const HTTP_KEYS: &[&str] = &["http2", "headers"];
 const RATE_KEYS: &[&str] = &["interval", "burst"];
 const USER_KEYS: &[&str] = &["name", "password", "tokens", "roles", "matchers", "limits"];
@@ -218,8 +235,8 @@ impl WebConfig {
         let client_auth = tls.text("client_auth_type")?;
         let allowed_sans = tls.texts("client_allowed_sans")?;
         let versions = self.versions(tls)?;
-        let cipher_suites = tls.texts("cipher_suites")?;
-        let curves = tls.texts("curve_preferences")?;
+        let cipher_suites = known_names(tls, "cipher_suites", "cipher", CIPHERS)?;
+        let curves = known_names(tls, "curve_preferences", "curve", CURVES)?;
         let prefers_server_order = tls.switch("prefer_server_cipher_suites")?.unwrap_or(true);
         let is_used =
             certificate.is_some() || key.is_some() || client_ca.is_some() || client_auth.is_some();
@@ -265,9 +282,6 @@ impl WebConfig {
             let what = "e-mail addresses in certificates are not read; use a DNS name, URI or IP";
             return Err(tls.error("client_allowed_sans", *line, what));
         }
-        let first = |list: Vec<(&str, usize)>| -> Vec<String> {
-            list.into_iter().map(|(text, _)| text.to_owned()).collect()
-        };
         let settings = match (certificate, key) {
             (None, None) if !is_used => None,
             (Some(certificate), Some(key)) => Some(TlsSettings {
@@ -275,10 +289,10 @@ impl WebConfig {
                 key,
                 client_ca,
                 client_auth: auth,
-                allowed_sans: first(allowed_sans),
+                allowed_sans: allowed_sans.into_iter().map(|(san, _)| san.to_owned()).collect(),
                 versions,
-                cipher_suites: first(cipher_suites),
-                curves: first(curves),
+                cipher_suites,
+                curves,
                 prefers_server_order,
             }),
             (None, _) => return Err(missing("cert_file")),
@@ -503,6 +517,15 @@ fn pem(
         }
         (None, None) => Ok(None),
     }
+}
+
+/// The list of `key`, whose names must be `known`: without a certificate, too, as in Prometheus.
+fn known_names(tls: &Section<'_>, key: &str, kind: &str, known: &[&str]) -> Result<Vec<String>> {
+    let check = |(name, line): (&str, usize)| match known.contains(&name) {
+        true => Ok(name.to_owned()),
+        false => Err(tls.error(key, line, format!("unknown {kind}: {}", excerpt(name)))),
+    };
+    tls.texts(key)?.into_iter().map(check).collect()
 }
 
 fn rate(section: &Section<'_>) -> Result<Option<RateLimit>> {

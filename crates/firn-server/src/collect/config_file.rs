@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use firn_collect::config::{Config, LoadOptions, ScrapeConfig};
-use firn_model::{Budget, Error, Result, Timestamp};
+use firn_collect::config::{Config, Files, LoadOptions, ScrapeConfig, glob};
+use firn_model::{Budget, Error, Pool, Result, Timestamp};
 use parking_lot::{Mutex, RwLock};
+use ring::digest::{Context, SHA256};
 
 use super::files::LocalFiles;
 use super::support::keys_without_effect;
@@ -140,8 +141,7 @@ impl PrometheusFile {
     fn load(&self) -> Result<()> {
         let _loading = self.loading.lock();
         let options = LoadOptions { env: &|name| std::env::var(name).ok(), is_agent: false };
-        let budget = self.budget.get().cloned().unwrap_or_else(start_budget);
-        let files = LocalFiles { budget };
+        let files = self.files();
         let loaded = Config::load(&self.path, &files, &options)?;
         let jobs = loaded
             .config
@@ -164,6 +164,35 @@ impl PrometheusFile {
         *self.current.write() = file;
         prepared.into_iter().for_each(|apply| apply());
         Ok(())
+    }
+
+    /// A digest of the texts that a reload reads: of the file, and of the rule files and further
+    /// scrape configurations that match the patterns in use.
+    ///
+    /// # Errors
+    /// `Busy` without memory for one of them.
+    pub(crate) fn digest(&self) -> Result<Vec<u8>> {
+        let (files, current) = (self.files(), self.current());
+        let config = &current.config;
+        let mut paths = vec![self.path.clone()];
+        for pattern in config.rule_files.iter().chain(&config.scrape_config_files) {
+            paths.extend(glob(&files, pattern.as_str())?);
+        }
+        let mut digest = Context::new(&SHA256);
+        for path in paths {
+            let _held = files.budget().reserve(Pool::Requests, files.bytes(&path))?;
+            // A file that cannot be read is another text: the reload names the reason.
+            let text = files.read(&path).unwrap_or_default();
+            for part in [path.as_os_str().as_encoded_bytes(), text.as_bytes()] {
+                digest.update(&(part.len() as u64).to_le_bytes());
+                digest.update(part);
+            }
+        }
+        Ok(digest.finish().as_ref().to_vec())
+    }
+
+    fn files(&self) -> LocalFiles {
+        LocalFiles { budget: self.budget.get().cloned().unwrap_or_else(start_budget) }
     }
 
     /// The file that is in use.
@@ -292,5 +321,29 @@ mod tests {
         assert!(error.contains("field typo not found"), "{error}");
         let error = world.open("global: {scrape_interval: x}").unwrap_err().to_string();
         assert!(error.contains("--prometheus-config"), "{error}");
+    }
+
+    #[test]
+    fn a_digest_is_that_of_all_texts_of_a_reload() {
+        let world = World::new();
+        world.write("more.yml", &jobs(1));
+        world.write("1.rules", "groups: []");
+        let text = "rule_files: ['*.rules', none.yml]\nscrape_config_files: [more.yml]\n";
+        let file = world.open(text).unwrap();
+        let mut last = file.digest().unwrap();
+        let mut is_changed = || {
+            let next = file.digest().unwrap();
+            std::mem::replace(&mut last, next.clone()) != next
+        };
+        assert!(!is_changed());
+        world.write("other.yml", "a");
+        world.write("1.rules", "groups: []");
+        assert!(!is_changed());
+        for name in ["prometheus.yml", "more.yml", "1.rules", "2.rules", "none.yml"] {
+            world.write(name, "a");
+            assert!(is_changed(), "{name}");
+        }
+        std::fs::remove_file(world.folder.path().join("more.yml")).unwrap();
+        assert!(is_changed() && !is_changed());
     }
 }

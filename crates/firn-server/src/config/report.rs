@@ -91,6 +91,7 @@ impl ServeConfig {
         let slow_bytes = self.slow_bytes_max.get();
         let mut flags = self.listed();
         flags.extend([
+            ("config.auto-reload-interval", self.prometheus_config_reload.to_string()),
             ("config.file", self.prometheus_config.to_string()),
             ("alertmanager.notification-queue-capacity", self.alert_queue_max.to_string()),
             ("enable-feature", PROMQL_FEATURES.to_owned()),

@@ -72,6 +72,8 @@ const RULE_BYTES_MIN: u64 = 8 * MIB;
 const ALERT_QUEUE_MAX: u64 = 1_000_000;
 // A scrape of a server with little data takes some milliseconds of a core.
 const SELF_SCRAPE_MS_MIN: u64 = 100;
+// All files are read at each comparison.
+const CONFIG_RELOAD_MS_MIN: u64 = 1_000;
 
 settings! {
     /// Checked settings of `firn serve`.
@@ -331,6 +333,13 @@ settings! {
     /// Configuration file of Prometheus with the targets to scrape (docs/collect.md). The running
     /// server reads it again after SIGHUP and /-/reload. `none` scrapes only the server itself.
     prometheus_config: Or<Unset, FilePath> = "none", not_with(&["read-only"]);
+
+    /// Interval, at least 1s, at which a running server compares that file, its rule files and its
+    /// further scrape configurations with the texts in use. It reads them again if they differ and
+    /// have not changed since the previous comparison. `never` waits for SIGHUP or /-/reload.
+    prometheus_config_reload: Or<Never, Span> = "never",
+        bounds(CONFIG_RELOAD_MS_MIN, UNBOUNDED),
+        only_with("prometheus-config", "--prometheus-config"), not_with(&["read-only"]);
 
     section "Rules and alerts";
 

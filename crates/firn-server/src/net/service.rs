@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_model::{Error, Result};
+use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
@@ -153,23 +154,26 @@ impl BoundService {
             // The gate has logged the error.
             let _ = reload();
         })?;
-        let (gate, mut stopping) = (Arc::clone(gate), self.stop.subscribe());
+        let (gate, mut seen) = (Arc::clone(gate), Vec::new());
+        self.poll(POLL_INTERVAL, move || gate.poll(&mut seen));
+        Ok(())
+    }
+
+    /// Calls `poll` on a thread that may block, every `interval`, until the service stops.
+    pub(crate) fn poll(&self, interval: Duration, poll: impl FnMut() + Send + 'static) {
+        let (poll, mut stopping) = (Arc::new(Mutex::new(poll)), self.stop.subscribe());
         self.runtime.spawn(async move {
-            let mut previous = Vec::new();
             loop {
                 tokio::select! {
                     () = stopped(&mut stopping) => return,
-                    () = tokio::time::sleep(POLL_INTERVAL) => {}
+                    () = tokio::time::sleep(interval) => {}
                 }
-                let (polled, mut seen) = (Arc::clone(&gate), previous);
-                let polling = tokio::task::spawn_blocking(move || {
-                    polled.poll(&mut seen);
-                    seen
-                });
-                previous = polling.await.unwrap_or_default();
+                let poll = Arc::clone(&poll);
+                if tokio::task::spawn_blocking(move || (*poll.lock())()).await.is_err() {
+                    tracing::error!("a look for changed files panicked, which is a bug");
+                }
             }
         });
-        Ok(())
     }
 
     /// Runs `reload` on a thread that may block, once for each SIGHUP, until the service stops.
@@ -301,7 +305,7 @@ fn network_threads() -> usize {
 /// start one.
 fn check_threads(count: usize) -> Result<()> {
     let (end, ended) = std::sync::mpsc::channel::<()>();
-    let ended = Arc::new(parking_lot::Mutex::new(ended));
+    let ended = Arc::new(Mutex::new(ended));
     let wait_for_end = |_| {
         let ended = Arc::clone(&ended);
         // It returns an error once the sender is dropped.

@@ -507,6 +507,24 @@ fn a_reload_changes_all_or_nothing_and_keeps_unchanged_targets() {
     assert_eq!(metadata.as_array().map(Vec::len), Some(1));
 }
 
+/// Without a request; a mistake changes nothing, and the next text is loaded.
+#[test]
+fn a_changed_file_is_loaded_at_its_interval() {
+    let files = Files::new("rule_files: ['*.rules']\n");
+    let server = Running::start(&[&files.flag(), "--prometheus-config-reload=1s"]);
+    let at = server.at();
+    let rules = |name: &str| format!("groups: [{{name: {name}, rules: []}}]");
+    let groups = || api(at, "rules", &[])["groups"].clone();
+    let is_current = || api(at, "status/runtimeinfo", &[])["reloadConfigSuccess"] == true;
+    files.write("a.rules", &rules("a").replace("[]", "[{record: r, expr: '1'}]"));
+    wait_until("the new file is in use", || groups()[0]["name"] == "a");
+    files.write("b.rules", "groups: [{nam: b}]");
+    wait_until("the wrong file is seen", || !is_current());
+    assert_eq!(groups().as_array().map(Vec::len), Some(1));
+    std::fs::remove_file(files.0.path().join("b.rules")).expect("a file");
+    wait_until("the file is right again", is_current);
+}
+
 /// A lack of memory passes, and a mistake in a file does not: they have different statuses.
 #[test]
 fn a_reload_without_memory_is_no_mistake_of_the_file() {

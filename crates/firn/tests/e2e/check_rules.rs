@@ -230,12 +230,15 @@ fn metrics_web_configurations_and_targets_are_checked() {
     };
     write("good.yml", "http_server_config: {http2: true}\n");
     write("bad.yml", "tls_server_config: {cert_file: a}\n");
-    let web = files.firn(&["check", "web-config", "good.yml", "bad.yml", "missing.yml"], "");
+    write("cipher.yml", "tls_server_config: {cipher_suites: [RC4]}\n");
+    let web = ["check", "web-config", "good.yml", "bad.yml", "missing.yml", "cipher.yml"];
+    let web = files.firn(&web, "");
     assert_eq!(web.code, Some(1));
     let lines: Vec<&str> = web.errors.lines().collect();
     assert_eq!(lines[0], "good.yml SUCCESS");
     assert!(lines[1].starts_with("bad.yml FAILED: "), "{web:?}");
     assert!(lines[2].starts_with("missing.yml FAILED: "), "{web:?}");
+    assert!(lines[3].ends_with("unknown cipher: RC4"), "{web:?}");
     assert_eq!(files.firn(&["check", "web-config", "good.yml"], "").code, Some(0));
 
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");

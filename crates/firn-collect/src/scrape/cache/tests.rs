@@ -262,6 +262,20 @@ fn limits_fail_the_scrape() {
     assert!(target.scrape_with("a 1\nb 1\nc 1\nc 2\n", &options).2.is_err());
 }
 
+#[test]
+fn names_beyond_the_legacy_scheme_fail_the_scrape() {
+    let legacy = ScrapeOptions { names: NameScheme::Legacy, ..OPTIONS };
+    for body in ["{\"a.b\"} 1\n", "a{\"b.c\"=\"d\"} 1\n", "a{\"0b\"=\"c\"} 1\n"] {
+        let (rows, _, result) = ScrapedTarget::default().scrape_with(body, &legacy);
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("invalid metric name or label names: "), "{error}");
+        assert!(rows.is_empty());
+        assert!(ScrapedTarget::default().scrape_with(body, &OPTIONS).2.is_ok(), "{body}");
+    }
+    let (_, _, result) = ScrapedTarget::default().scrape_with("a:b{_c1=\"d\"} 1\n", &legacy);
+    assert!(result.is_ok(), "{result:?}");
+}
+
 /// `scrape_series_added` stayed above 0 for a target that always failed.
 #[test]
 fn series_of_a_failed_scrape_are_added_once() {

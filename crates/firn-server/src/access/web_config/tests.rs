@@ -122,6 +122,30 @@ fn mistakes_are_refused_by_name() {
     assert_eq!(parse(good).unwrap().headers.len(), 2);
 }
 
+/// As promtool. Before, unknown curves were a warning, and no name was checked without a certificate.
+#[test]
+fn ciphers_and_curves_have_the_names_of_go() {
+    refusal(
+        "tls_server_config:\n  cipher_suites:\n  - TLS_AES_128_GCM_SHA256\n  \
+         - TLS_RSA_WITH_RC4_128_SHA\n",
+        "web.yml:4: tls_server_config.cipher_suites: unknown cipher: TLS_RSA_WITH_RC4_128_SHA",
+    );
+    refusal(
+        "tls_server_config: {curve_preferences: [X25519, P256]}\n",
+        "web.yml:1: tls_server_config.curve_preferences: unknown curve: P256",
+    );
+    let names = format!(
+        "cipher_suites: [{}], curve_preferences: [{}]",
+        CIPHERS.join(", "),
+        CURVES.join(", ")
+    );
+    assert!(parse(&format!("tls_server_config: {{{names}}}\n")).unwrap().tls.is_none());
+    let tls = parse(&format!("tls_server_config: {{cert: x, key: y, {names}}}\n")).unwrap().tls;
+    let tls = tls.unwrap();
+    assert_eq!(tls.cipher_suites, CIPHERS);
+    assert_eq!(tls.curves, CURVES);
+}
+
 /// Before, a user whose matchers were forgotten saw all series.
 #[test]
 fn users_have_no_key_without_a_value_and_no_common_token() {
