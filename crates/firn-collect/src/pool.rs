@@ -5,7 +5,7 @@
 //! of targets is prepared without the pools, because that may take seconds.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
 use firn_model::{
@@ -44,8 +44,12 @@ pub struct ScrapePools {
     slots: HashMap<TargetId, Slot>,
     /// The scrapes and ends to come. An entry that does not agree with its slot is void.
     due: BinaryHeap<Reverse<(Timestamp, TargetId)>>,
-    /// The targets of one group of samples: usually one.
-    by_labels: HashMap<Labels, Vec<TargetId>>,
+    /// The targets of one group of samples, without those that leave: usually one.
+    by_labels: HashMap<Labels, BTreeSet<TargetId>>,
+    /// The live series of the targets with these labels, until one of them may change.
+    alive: Option<(Labels, Arc<AliveSeries>)>,
+    /// The series that were listed since a time.
+    listed: (Timestamp, usize),
     next_id: u64,
     /// The time of the last call of [`ScrapePools::take_due`].
     latest: Timestamp,
@@ -152,8 +156,23 @@ pub enum Work {
         /// The time of the first scrape that it missed.
         ts: Timestamp,
         /// Series that other targets have now.
-        alive: HashSet<SeriesRef>,
+        alive: Arc<AliveSeries>,
     },
+}
+
+/// The series of targets with the same labels.
+#[derive(Debug)]
+pub struct AliveSeries {
+    /// `None` for all series: there are too many to list.
+    listed: Option<HashSet<SeriesRef>>,
+    _held: Reservation,
+}
+
+impl AliveSeries {
+    /// Whether one of the targets has `series`.
+    pub fn contains(&self, series: &SeriesRef) -> bool {
+        self.listed.as_ref().is_none_or(|listed| listed.contains(series))
+    }
 }
 
 /// A target in the list of targets.
@@ -179,6 +198,8 @@ impl ScrapePools {
             due: BinaryHeap::new(),
             latest: Timestamp::MIN,
             by_labels: HashMap::new(),
+            alive: None,
+            listed: (Timestamp::MIN, 0),
             next_id: 0,
         }
     }
@@ -364,7 +385,8 @@ impl ScrapePools {
         }
         let public = scraper.public_labels().clone();
         let due_at = scraper.next_at();
-        self.by_labels.entry(public.clone()).or_default().push(id);
+        self.by_labels.entry(public.clone()).or_default().insert(id);
+        forget_alive(&mut self.alive, &public);
         let job = Arc::clone(job);
         let scraper = Some(scraper);
         let slot = Slot { target, job, public, shown, scraper, due_at, state, _held: held };
@@ -380,7 +402,9 @@ impl ScrapePools {
             && let Some(old) = self.slots.get_mut(&of)
         {
             old.state = SlotState::Leaving;
+            self.forget_labels(of);
         }
+        self.forget_labels(id);
         let Some(slot) = self.slots.get_mut(&id) else { return };
         slot.state = SlotState::Leaving;
         if let Some(scraper) = &slot.scraper {
@@ -391,12 +415,19 @@ impl ScrapePools {
     }
 
     fn remove(&mut self, id: TargetId) {
-        let Some(slot) = self.slots.remove(&id) else { return };
-        if let Some(ids) = self.by_labels.get_mut(&slot.public) {
-            ids.retain(|known| *known != id);
-            if ids.is_empty() {
-                self.by_labels.remove(&slot.public);
-            }
+        self.forget_labels(id);
+        self.slots.remove(&id);
+    }
+
+    /// The series of the target are no longer alive.
+    fn forget_labels(&mut self, id: TargetId) {
+        let Some(slot) = self.slots.get(&id) else { return };
+        let Some(ids) = self.by_labels.get_mut(&slot.public) else { return };
+        if ids.remove(&id) {
+            forget_alive(&mut self.alive, &slot.public);
+        }
+        if ids.is_empty() {
+            self.by_labels.remove(&slot.public);
         }
     }
 
@@ -425,6 +456,7 @@ impl ScrapePools {
                 }
                 SlotState::Active => {
                     let Some(mut scraper) = slot.take_scraper() else { continue };
+                    forget_alive(&mut self.alive, &slot.public);
                     let ts = scraper.start(now);
                     let pool = self.pools.get(&slot.job.job_name);
                     let refused = pool.and_then(|pool| pool.over_limit.clone());
@@ -450,25 +482,58 @@ impl ScrapePools {
     }
 
     fn take_end(&mut self, id: TargetId, now: Timestamp) -> Option<Due> {
-        let slot = self.slots.get(&id)?;
-        let mut alive = HashSet::new();
-        for other in self.by_labels.get(&slot.public).into_iter().flatten() {
-            let Some(other_slot) = self.slots.get(other).filter(|_| *other != id) else { continue };
-            match (&other_slot.scraper, &other_slot.state) {
-                (_, SlotState::Leaving) => {}
-                (Some(scraper), _) => scraper.live_series(&mut alive),
-                (None, _) => {
-                    // The other target is being scraped: its series are known afterwards.
-                    let slot = self.slots.get_mut(&id)?;
-                    slot.due_at = now.saturating_add(RETRY_MS);
-                    self.due.push(Reverse((slot.due_at, id)));
-                    return None;
-                }
-            }
-        }
+        let Some(alive) = self.alive(id, now) else {
+            // Another target is being scraped: its series are known afterwards.
+            let slot = self.slots.get_mut(&id)?;
+            slot.due_at = now.saturating_add(RETRY_MS);
+            self.due.push(Reverse((slot.due_at, id)));
+            return None;
+        };
         let scraper = self.slots.get_mut(&id)?.take_scraper()?;
         let ts = scraper.next_at();
         Some(Due { id, scraper, work: Work::End { ts, alive } })
+    }
+
+    /// The series of targets with the labels of `id`, which leaves. `None` while one of them is
+    /// being scraped, and if many were listed just now: scrapes wait meanwhile.
+    fn alive(&mut self, id: TargetId, now: Timestamp) -> Option<Arc<AliveSeries>> {
+        let public = &self.slots.get(&id)?.public;
+        if let Some((labels, alive)) = &self.alive
+            && labels == public
+        {
+            return Some(Arc::clone(alive));
+        }
+        let others = self.by_labels.get(public);
+        let is_small = others.is_none_or(|others| others.len() <= SAME_LABELS_MAX);
+        let mut scrapers = Vec::new();
+        for other in others.into_iter().flatten().filter(|_| is_small) {
+            scrapers.push(self.slots.get(other)?.scraper.as_deref()?);
+        }
+        let count: usize = scrapers.iter().map(|scraper| scraper.live_count()).sum();
+        let is_small = is_small && count <= ALIVE_COUNT_MAX;
+        if is_small && count > 0 {
+            let (since, listed) = self.listed;
+            let is_over = now < since || now >= since.saturating_add(RETRY_MS);
+            let (since, listed) = if is_over { (now, 0) } else { (since, listed) };
+            if listed >= ALIVE_COUNT_MAX {
+                return None;
+            }
+            self.listed = (since, listed.saturating_add(count));
+        }
+        let bytes = count.saturating_mul(ALIVE_SERIES_BYTES) as u64;
+        let held = match is_small {
+            true => self.context.budget.reserve(Pool::Requests, bytes).ok(),
+            false => None,
+        };
+        let listed = held.is_some().then(|| {
+            let mut listed = HashSet::with_capacity(count);
+            scrapers.iter().for_each(|scraper| scraper.live_series(&mut listed));
+            listed
+        });
+        let _held = held.unwrap_or_else(|| self.context.budget.empty(Pool::Requests));
+        let alive = Arc::new(AliveSeries { listed, _held });
+        self.alive = Some((public.clone(), Arc::clone(&alive)));
+        Some(alive)
     }
 
     /// Brings a scraper back.
@@ -576,11 +641,12 @@ const PLACES_PER_ENTRY: usize = 3;
 // that is shown while it is scraped.
 const TARGET_BYTES: usize = PLACES_PER_ENTRY
     * (size_of::<(TargetId, Slot)>()
-        + size_of::<(Labels, Vec<TargetId>)>()
+        + size_of::<(Labels, BTreeSet<TargetId>)>()
         + size_of::<(Labels, ListedTarget)>()
         + size_of::<(Labels, TargetId)>())
     + 2 * size_of::<(Timestamp, TargetId)>()
-    + 4 * size_of::<TargetId>()
+    // A node of a set has room for eleven.
+    + 14 * size_of::<TargetId>()
     + size_of::<Target>()
     + size_of::<TargetScraper>()
     + size_of::<TargetStatus>()
@@ -591,6 +657,12 @@ fn target_bytes(target: &Target) -> u64 {
     // Those of samples are a set of their own.
     let labels = [&target.labels, &target.discovered, &target.labels];
     labels.into_iter().map(labels_bytes).fold(TARGET_BYTES as u64, u64::saturating_add)
+}
+
+fn forget_alive(alive: &mut Option<(Labels, Arc<AliveSeries>)>, public: &Labels) {
+    if alive.as_ref().is_some_and(|(labels, _)| labels == public) {
+        *alive = None;
+    }
 }
 
 /// The memory of labels in a list that grows.
@@ -604,6 +676,13 @@ fn labels_bytes(labels: &Labels) -> u64 {
 const END_TRIES_MS: i64 = 600_000;
 // How long an end waits for a scrape of a target with the same labels.
 const RETRY_MS: i64 = 1_000;
+// The series of a target that leaves are compared with those of as many targets with the same
+// labels, and with as many of their series. Beside more of them none becomes stale: those of
+// reports, at least, have new samples. About as many are listed each second.
+const SAME_LABELS_MAX: usize = 16;
+const ALIVE_COUNT_MAX: usize = 1 << 20;
+// A place of a set that is at least seven sixteenths full.
+const ALIVE_SERIES_BYTES: usize = 3 * size_of::<SeriesRef>();
 
 // A smaller step delays work by as much and needs no new plan.
 const SET_BACK_MS_MIN: i64 = 1_000;

@@ -35,7 +35,7 @@ mod shape;
 #[cfg(test)]
 mod tests;
 
-use key::{Key, KeyCounter, KeyStats, Row, bits, key_of, mix, whole_key, work};
+use key::{Key, KeyCounter, KeyStats, Row, bits, key_of, mix, search_work, whole_key, work};
 use shape::{Candidate, LabelShape, choose};
 
 /// The reason for the labels of a group.
@@ -488,7 +488,10 @@ impl GroupRules {
         }
         shape.window.push_back(row);
         let mut len_max = ROWS_PER_SHAPE;
-        while self.row_count > ROW_COUNT_MAX && len_max > 1 {
+        // Each pass visits all shapes, so it makes room for many rows.
+        let is_full = self.row_count > ROW_COUNT_MAX;
+        let row_count_max = if is_full { ROW_COUNT_MAX / 8 * 7 } else { ROW_COUNT_MAX };
+        while self.row_count > row_count_max && len_max > 1 {
             len_max = len_max * 3 / 4;
             for shape in &mut self.shapes {
                 let excess = shape.window.len().saturating_sub(len_max);
@@ -649,7 +652,9 @@ impl GroupRules {
         }
         let mut counter = KeyCounter::default();
         self.credit -= work(self.shapes.len() / 8, 0);
+        let mut name_count = 0;
         for shape in &self.shapes {
+            name_count += shape.names.len();
             let key = key_of(&shape.names, &names);
             if key != 0 {
                 let rows = shape.rows();
@@ -657,6 +662,7 @@ impl GroupRules {
                 self.credit -= work(rows.len(), shape.names.len());
             }
         }
+        self.credit -= search_work(name_count);
         if self.families.len() >= SHAPE_COUNT_MAX {
             self.families.clear();
         }

@@ -88,6 +88,7 @@ impl LimitCounters {
         let checked = self.check(new, census);
         if let Err((limit, _)) = checked {
             self.refused[limit as usize] += 1;
+            self.forget_unused(new);
         }
         checked.map_err(|(_, error)| error)
     }
@@ -110,6 +111,21 @@ impl LimitCounters {
             && let Some(count) = self.by_group.get_mut(&self.hasher.hash_one(group()))
         {
             *count += 1;
+        }
+    }
+
+    /// Forgets the counts of a metric and a group without series: a sender may try any number of
+    /// them.
+    fn forget_unused(&mut self, new: &NewSeries<'_>) {
+        let metric = self.hasher.hash_one(new.metric);
+        if self.by_metric.get(&metric) == Some(&0) {
+            self.by_metric.remove(&metric);
+        }
+        if let (Some(_), Some(group)) = (self.limits.series_per_group_max, new.group) {
+            let group = self.hasher.hash_one(group());
+            if self.by_group.get(&group) == Some(&0) {
+                self.by_group.remove(&group);
+            }
         }
     }
 

@@ -50,6 +50,19 @@ pub(crate) struct ServerClient {
 
 /// A longer body is refused. It is some 10 million samples.
 const BODY_BYTES_MAX: u64 = 256 << 20;
+// A text of a server in an error or a warning. Each step of a message copies it, and the escape of
+// a character takes six bytes.
+const ERROR_BYTES_MAX: usize = 16 << 10;
+
+/// The beginning of a text of a server, for an error or a warning.
+pub(crate) fn error_text(text: &[u8]) -> String {
+    let head = text.get(..ERROR_BYTES_MAX).unwrap_or(text);
+    let shown = String::from_utf8_lossy(head).trim_end().to_owned();
+    match text.len() > head.len() {
+        true => format!("{shown}... ({} bytes)", text.len()),
+        false => shown,
+    }
+}
 
 impl FromStr for ServerAddress {
     type Err = String;
@@ -301,6 +314,15 @@ mod tests {
             let login = address(text).map(|(_, login)| login);
             assert_eq!(login, Ok(Some((user.to_owned(), password.to_owned()))), "{text}");
         }
+    }
+
+    /// Before, a body of 256 MiB was repeated as a whole, in several copies and with escapes.
+    #[test]
+    fn long_texts_of_a_server_are_cut_in_errors() {
+        assert_eq!(error_text(b" no such path\n"), " no such path");
+        assert_eq!(error_text(b"\xff"), "\u{fffd}");
+        let text = error_text(&vec![0x7f; 1 << 20]);
+        assert!(text.len() < ERROR_BYTES_MAX + 50 && text.ends_with("... (1048576 bytes)"));
     }
 
     #[test]

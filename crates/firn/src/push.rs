@@ -16,7 +16,7 @@ use firn_promql::go_quote;
 use firn_server::metadata::Metadata;
 use firn_server::{Error, push_request};
 
-use crate::client::{ClientFile, ExtraHeader, ServerAddress, ServerClient};
+use crate::client::{ClientFile, ExtraHeader, ServerAddress, ServerClient, error_text};
 use crate::go_text::GoDuration;
 use crate::local_files::{read_file, read_input};
 use crate::output;
@@ -239,9 +239,8 @@ impl Receiver<'_> {
                 retry_after: None,
             }),
             status => {
-                let body = String::from_utf8_lossy(&response.body);
-                let name = response.status_text();
-                let text = format!("server returned HTTP status {name}: {}", body.trim_end());
+                let (name, body) = (response.status_text(), error_text(&response.body));
+                let text = format!("server returned HTTP status {name}: {body}");
                 let is_temporary = status / 100 == 5 || status == TOO_MANY_REQUESTS;
                 Err(PushFailure {
                     text,

@@ -139,19 +139,25 @@ impl SwarmTargets {
 
     fn add_task(&self, task: &Task, swarm: &Swarm, targets: &mut TargetsBuilder) -> Result<()> {
         const MODE: &str = "__meta_dockerswarm_task_port_publish_mode";
+        let published = || task.status.port_status.ports.iter().filter(|port| port.is_tcp());
+        let attachments = || task.attachments.iter().filter(|one| !one.addresses.is_empty());
+        // Without a target, no memory bounds the work on the labels of its service and its node.
+        if published().next().is_none() && attachments().next().is_none() {
+            return Ok(());
+        }
         let own = task.labels();
         let shared = pairs(&own)
             .chain(swarm.services.labels.of(&task.service_id))
             .chain(swarm.nodes.of(&task.node_id));
         let shared: Vec<Label<'_>> = shared.collect();
         let node_address = swarm.nodes.value(&task.node_id, NODE_ADDRESS);
-        for port in task.status.port_status.ports.iter().filter(|port| port.is_tcp()) {
+        for port in published() {
             let address = host_port(node_address, port.published_port);
             targets.push(&shared, &[(MODE, &port.publish_mode), (ADDRESS, &address)])?;
         }
         let ports = swarm.services.ports.get(&task.service_id).map_or(&[][..], Vec::as_slice);
         let ports = if task.attachments.is_empty() { Vec::new() } else { tcp_ports(ports) };
-        for attachment in &task.attachments {
+        for attachment in attachments() {
             let networks = swarm.networks.of(&attachment.network.id);
             let shared: Vec<Label<'_>> = shared.iter().copied().chain(networks).collect();
             for address in &attachment.addresses {

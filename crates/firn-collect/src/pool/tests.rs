@@ -298,6 +298,68 @@ fn a_target_that_comes_back_is_not_marked() {
     assert!(world.store.newest.values().all(|(_, value)| value.is_some()));
 }
 
+/// Before, each of them searched all targets with its labels, those that left as well, and had a
+/// set of their series of its own: 20,000 of them took minutes, in which none was scraped.
+#[test]
+fn targets_with_the_same_labels_leave_side_by_side() {
+    let mut world = Collector::new(JOB);
+    let sync = |world: &mut Collector, count: usize| {
+        let target = |idx: usize| [("__address__", &*format!("h:{idx}"))].into_iter().collect();
+        let targets = (1..=count).map(target).collect();
+        let labels = [("instance", "same")].into_iter().collect();
+        world.sync_group("j", &DiscoveredGroup { targets, labels }).unwrap();
+        let listed: usize = world.pools.by_labels.values().map(BTreeSet::len).sum();
+        assert_eq!(listed, count, "those that leave are not searched");
+    };
+    let take_ends = |world: &mut Collector, count: usize| {
+        let mut ends = Vec::new();
+        world.now += 30_000;
+        while ends.len() < count {
+            match world.pools.take_due(world.now).expect("an end is due") {
+                due if matches!(due.work, Work::End { .. }) => ends.push(due),
+                due => world.finish(due),
+            }
+        }
+        let alive = |due: &Due| match &due.work {
+            Work::End { alive, .. } => (Arc::as_ptr(alive), alive.listed.is_some()),
+            Work::Scrape { .. } => unreachable!(),
+        };
+        let alive: HashSet<_> = ends.iter().map(alive).collect();
+        ends.into_iter().for_each(|due| world.finish(due));
+        alive
+    };
+    sync(&mut world, 60);
+    world.run(20);
+    sync(&mut world, 20);
+    let alive = take_ends(&mut world, 40);
+    assert!(alive.iter().all(|(_, is_listed)| !is_listed), "20 are not compared");
+    sync(&mut world, 1);
+    let alive = take_ends(&mut world, 19);
+    assert!(alive.iter().all(|(_, is_listed)| *is_listed));
+    assert!(alive.len() < 10, "{} sets for 19 ends", alive.len());
+    assert_eq!(world.store.live(), ["same a", "same up"]);
+    sync(&mut world, 2);
+    world.run(20);
+    sync(&mut world, 1);
+    world.now += 30_000;
+    world.pools.listed = (world.now, ALIVE_COUNT_MAX);
+    let ends = |world: &mut Collector| {
+        let due = std::iter::from_fn(|| {
+            let due = world.pools.take_due(world.now)?;
+            let is_end = matches!(due.work, Work::End { .. });
+            world.finish(due);
+            Some(is_end)
+        });
+        due.filter(|is_end| *is_end).count()
+    };
+    assert_eq!(ends(&mut world), 0, "too many were listed just now");
+    world.now += RETRY_MS;
+    assert_eq!(ends(&mut world), 1);
+    sync(&mut world, 0);
+    world.run(60);
+    assert_eq!((world.store.live().len(), world.pools.slots.len()), (0, 0));
+}
+
 // Items 37 and 47: a reload.
 #[test]
 fn a_reload_keeps_what_has_not_changed() {

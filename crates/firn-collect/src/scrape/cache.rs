@@ -380,6 +380,11 @@ impl ScrapeCache {
         series.extend(&self.report);
     }
 
+    /// At most this many are added by [`ScrapeCache::live_series`].
+    pub fn live_count(&self) -> usize {
+        self.members.len().saturating_add(self.report.len())
+    }
+
     /// Forgets which labels the texts have, because the rules have changed: the next scrape reads
     /// every line again, and series that it does not have become stale.
     pub fn forget_labels(&mut self) {
@@ -457,7 +462,30 @@ impl ScrapeCache {
         self.texts.shrink();
         self.members = changed.members;
         self.members.shrink_to_fit();
+        self.forget_unused_groups();
         Ok(())
+    }
+
+    /// Removes groups without members, once most are: with `honor_labels`, each new series may have
+    /// a group of its own.
+    fn forget_unused_groups(&mut self) {
+        const UNUSED_MIN: usize = 64;
+        let (group_count, member_count) = (self.groups.len(), self.members.len());
+        if group_count < member_count.saturating_mul(2).saturating_add(UNUSED_MIN) {
+            return;
+        }
+        let mut places: Vec<Option<u32>> = vec![None; group_count];
+        let mut used = Vec::new();
+        for member in &mut self.members {
+            let Some(place) = places.get_mut(member.group_idx()) else { continue };
+            let idx = *place.get_or_insert_with(|| {
+                used.extend(self.groups.get(member.group_idx()));
+                u32::try_from(used.len()).unwrap_or(u32::MAX).saturating_sub(1)
+            });
+            let flags = member.bits & ((1 << GROUP_SHIFT) - 1);
+            member.bits = idx << GROUP_SHIFT | flags;
+        }
+        self.groups = used;
     }
 
     /// Adds stale markers for tracked series of the last scrape that are not in the new list.

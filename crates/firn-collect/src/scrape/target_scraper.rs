@@ -136,6 +136,8 @@ pub struct TargetScraper {
     status: TargetStatus,
     /// When the last scrape began.
     begun: Option<Instant>,
+    /// Scrapes until the target is steady again.
+    unsteady_count: u32,
 }
 
 /// The values that the scrapers of a server share.
@@ -176,6 +178,10 @@ impl ScrapeScratch {
     }
 }
 
+// A scrape of a steady target has at most as many new lines: they take milliseconds.
+const STEADY_LINES_MAX: usize = 1_000;
+// So long a target with more of them is not steady: a pod that starts adds its series once.
+const UNSTEADY_SCRAPES: u32 = 4;
 // Rows that a worker's batch keeps room for between two scrapes.
 const CELLS_KEPT: usize = 16 << 10;
 
@@ -202,6 +208,7 @@ impl TargetScraper {
             marked: Vec::new(),
             status: TargetStatus::default(),
             begun: None,
+            unsteady_count: 0,
         }
     }
 
@@ -385,9 +392,15 @@ impl TargetScraper {
         self.cache.live_series(series);
     }
 
-    /// Whether the lines of an earlier scrape are known.
-    pub fn knows_lines(&self) -> bool {
-        self.cache.line_count() > 0
+    /// At most this many are added by [`TargetScraper::live_series`].
+    pub fn live_count(&self) -> usize {
+        self.cache.live_count()
+    }
+
+    /// Whether the lines of an earlier scrape are known, and none of the last ones had many new
+    /// lines: then the next one probably has few of them.
+    pub fn is_steady(&self) -> bool {
+        self.cache.line_count() > 0 && self.unsteady_count == 0
     }
 
     /// Whether there is nothing to mark: no scrape yet, or the end was written.
@@ -450,10 +463,16 @@ impl TargetScraper {
         scratch: &mut ScrapeScratch,
     ) -> (ScrapeCounts, Result<()>) {
         let ScrapeScratch { batch, editor, held } = scratch;
-        let TargetScraper { job, target, public, cache, .. } = self;
+        let TargetScraper { job, target, public, cache, unsteady_count, .. } = self;
         let options = ScrapeOptions::of(job);
-        let mut source = TargetSeries { job, target, public, editor, store };
-        cache.scrape(body, &options, &mut source, batch, held)
+        let is_first = cache.line_count() == 0;
+        let mut source = TargetSeries { job, target, public, editor, store, new_line_count: 0 };
+        let read = cache.scrape(body, &options, &mut source, batch, held);
+        *unsteady_count = match !is_first && source.new_line_count > STEADY_LINES_MAX {
+            true => UNSTEADY_SCRAPES,
+            false => unsteady_count.saturating_sub(1),
+        };
+        read
     }
 
     /// Adds the report.
@@ -478,7 +497,7 @@ impl TargetScraper {
         };
         let ScrapeScratch { batch, editor, .. } = scratch;
         let TargetScraper { job, target, public, cache, .. } = self;
-        let mut source = TargetSeries { job, target, public, editor, store };
+        let mut source = TargetSeries { job, target, public, editor, store, new_line_count: 0 };
         cache.report(ts, &report, public, &mut source, batch)
     }
 
@@ -515,10 +534,13 @@ struct TargetSeries<'s> {
     public: &'s Labels,
     editor: &'s mut LabelEditor,
     store: &'s mut dyn Store,
+    /// Lines whose labels were made.
+    new_line_count: usize,
 }
 
 impl SeriesSource for TargetSeries<'_> {
     fn labels(&mut self, exposed: &ExposedLabels) -> Result<Option<Labels>> {
+        self.new_line_count = self.new_line_count.saturating_add(1);
         let pairs: Vec<(&str, &str)> = exposed.iter().collect();
         let rules = self.job.metric_relabel_configs.rules();
         sample_labels(&pairs, &self.target.labels, self.job.honor_labels, rules, self.editor)

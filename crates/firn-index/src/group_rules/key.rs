@@ -66,9 +66,10 @@ pub(super) fn whole_key(name_count: usize) -> Key {
     Key::MAX >> (Key::BITS as usize - name_count.min(Key::BITS as usize))
 }
 
-/// The bits of `wanted` in `names`; 0 if one is missing.
+/// The bits of `wanted` in `names`; 0 if one is missing. Both are in the order of their texts.
 pub(super) fn key_of(names: &[u32], wanted: &[u32]) -> Key {
-    let at = |name: &u32| names.iter().position(|known| known == name);
+    let mut names = names.iter().enumerate();
+    let mut at = |name: &u32| Some(names.find(|known| known.1 == name)?.0);
     wanted.iter().try_fold(0, |key, name| Some(key | 1 << at(name)?)).unwrap_or(0)
 }
 
@@ -137,6 +138,11 @@ impl KeyCounter {
 /// The row visits of counting rows of shapes with this number of names.
 pub(super) fn work(row_count: usize, name_count: usize) -> i64 {
     (row_count * (4 + name_count) / 4) as i64
+}
+
+/// The row visits of searching lists of names with this number of names in all.
+pub(super) fn search_work(name_count: usize) -> i64 {
+    (name_count / 64) as i64
 }
 
 // The finalizer of splitmix64.

@@ -648,6 +648,49 @@ fn evaluations_cost_no_more_than_their_credit() {
     assert!(lowest > -4 * super::CREDIT_MAX, "one evaluation visits {} rows", -lowest);
 }
 
+/// Before, the search in lists of names cost next to nothing: of some thousand lists with 60 names
+/// of which most are the same, the evaluations of one request took seconds, in which no other
+/// series was defined.
+#[test]
+fn evaluations_pay_for_the_lists_of_names_that_they_search() {
+    let without = |a: usize, b: usize| {
+        let names = (0..62).filter(|&name| name != a && name != b);
+        series("m", &names.map(|name| format!("n{name:02}=1,")).collect::<String>(), 0)
+    };
+    let pairs = (0..62).flat_map(|a| (0..a).map(move |b| (a, b)));
+    let all: Vec<TimedLabels> = pairs.map(|(a, b)| without(a, b)).collect();
+    let mut rules = GroupRules::default();
+    rules.observe(all.iter().map(|series| (&series.0, series.1)));
+    assert_eq!(rules.shapes.len(), 1_891);
+    let (names, before) = (rules.shapes[7].names.clone(), rules.credit);
+    rules.family(&names, super::whole_key(names.len()), false);
+    let paid = before - rules.credit;
+    assert!(paid > 1_891 * 60 / 64, "{paid}");
+}
+
+/// Before, each series beyond the limit made room for itself and the next one only, and visited all
+/// shapes twenty times for that.
+#[test]
+fn room_for_rows_is_made_for_many() {
+    let one = |idx: usize, name: &str| {
+        let labels = (0..12).filter(|bit| idx >> bit & 1 == 1);
+        series(name, &labels.map(|bit| format!("l{bit:02}=1,")).collect::<String>(), 0)
+    };
+    let mut rules = GroupRules::default();
+    for name in ["a", "b"] {
+        let all: Vec<TimedLabels> = (1..4_091).map(|idx| one(idx, name)).collect();
+        rules.observe(all.iter().map(|series| (&series.0, series.1)));
+    }
+    assert_eq!((rules.shapes.len(), rules.row_count), (4_090, 8_180));
+    for idx in 0..100 {
+        let (labels, time) = series("m", &format!("other={idx}"), 0);
+        rules.observe([(&labels, time)].into_iter());
+        let row_count: usize = rules.shapes.iter().map(|shape| shape.window.len()).sum();
+        assert_eq!(rules.row_count, row_count);
+    }
+    assert!(rules.row_count < 7_300, "{}", rules.row_count);
+}
+
 /// Lists with more names than a key has bits, and names of any length.
 #[test]
 fn long_lists_of_names_and_long_names_have_targets_or_no_group() {

@@ -43,6 +43,31 @@ fn new_series_over_the_limit_are_refused_and_known_ones_resolve() {
     assert!(refused.is_retriable() && refused.to_string().contains("series_max"), "{refused}");
 }
 
+/// Before, each refused metric and group left a count: a sender that was over its rate filled the
+/// memory with names that no series has.
+#[test]
+fn refused_series_take_no_memory() {
+    let limits = SeriesLimits {
+        series_per_metric_max: Some(9),
+        series_per_group_max: Some(9),
+        new_series_per_second_max: Some(0),
+        ..SeriesLimits::default()
+    };
+    let index = open(&disk(), limited(limits), &[]).unwrap();
+    let mut out = Vec::new();
+    index.resolve_exempt(&[labels("__name__=own,job=j,instance=1")], &mut out);
+    let refuse = |count: usize| {
+        for idx in 0..count {
+            let text = format!("__name__=m{idx},job=j,instance={idx}");
+            assert_eq!(refusals(&index, &[&text]), [Some(SeriesLimit::PerSecond)]);
+        }
+        index.stats().heap_bytes
+    };
+    let few = refuse(100);
+    assert_eq!(refuse(20_000), few);
+    assert_eq!(index.stats().refused.iter().sum::<u64>(), 20_100);
+}
+
 /// Series of the program itself are never refused, and count for the others.
 #[test]
 fn exempt_series_are_defined_beyond_every_limit() {

@@ -313,3 +313,28 @@ fn deep_and_long_queries_are_refused_before_the_stack_ends() {
     let error = parse(&nested("(", "foo", ")", 100_000)).unwrap_err().to_string();
     assert!(error.contains("nested more than 400 levels"), "{error}");
 }
+
+/// Before, a list had as many labels as a query has room for: each label of each series was
+/// searched for in all of them, while no new series could be defined.
+#[test]
+fn lists_of_labels_have_at_most_a_thousand() {
+    let names = |count: usize| vec!["a"; count].join(", ");
+    let texts = |count: usize| {
+        let (list, other) = (names(count), "b");
+        [
+            format!("sum by ({list}) (foo)"),
+            format!("sum(foo) without ({list})"),
+            format!("foo + on ({list}) foo"),
+            format!("foo + ignoring ({list}) foo"),
+            format!("foo + on ({other}) group_left ({list}) foo"),
+            format!("foo + on ({other}) group_right ({list}) foo"),
+        ]
+    };
+    for text in texts(1_000) {
+        assert!(parse(&text).is_ok(), "{text}");
+    }
+    for text in texts(1_001) {
+        let error = parse(&text).unwrap_err().to_string();
+        assert!(error.contains("a list has over 1000 labels"), "{error}");
+    }
+}

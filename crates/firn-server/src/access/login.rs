@@ -386,8 +386,12 @@ impl Logins {
         address: &IpAddr,
         known: [u8; DIGEST_BYTES],
     ) -> Result<bool, Duration> {
-        let Ok(_waiting) = self.waiting.try_acquire() else { return Err(BUSY_WAIT) };
+        // Attempts that wait for others of their address take no place of those that do not.
         let from_address = self.admit_in_turn(address).await?;
+        let Ok(_waiting) = self.waiting.try_acquire() else {
+            from_address.forgive();
+            return Err(BUSY_WAIT);
+        };
         let (of_user, delay) = self.users.begin(&name, Duration::from_millis(50), USER_DELAY_MAX);
         tokio::time::sleep(delay).await;
         let own = accounts.by_name.get(name).and_then(|account| account.password.as_ref());
@@ -788,6 +792,24 @@ mod tests {
             assert_eq!(results.iter().filter(|one| wrong(one)).count(), FREE_FAILURES as usize);
         });
         assert_eq!(logins.password_checks.get(), u64::from(FREE_FAILURES));
+    }
+
+    /// Before, attempts that waited for earlier ones of their address took all places: while one
+    /// address tried passwords, no other user could log in.
+    #[test]
+    fn attempts_from_one_address_leave_places_for_others() {
+        let accounts = Accounts::new(&[account("alice", Some("right"), None)]);
+        let (logins, right) = (logins(), password("alice", "right"));
+        let stranger = IpAddr::V6("2001:db8::1".parse().unwrap());
+        run(async {
+            let guesses: Vec<Credentials> =
+                (0..2 * WAITING_MAX).map(|idx| password("alice", &format!("guess{idx}"))).collect();
+            let checks = guesses.iter().map(|guess| logins.check(&accounts, guess, stranger));
+            let all = futures_util::future::join_all(checks);
+            let right = logins.check(&accounts, &right, HERE);
+            let (_, checked) = futures_util::future::join(all, right).await;
+            assert!(checked.is_ok(), "{checked:?}");
+        });
     }
 
     /// After a start every client of an address is unknown.

@@ -27,6 +27,10 @@ pub(crate) struct Families {
     /// Without memory, families are left out.
     held: Reservation,
     bytes: u64,
+    /// The most memory that they take.
+    bytes_max: u64,
+    /// Families that were put since those of no target were last searched for.
+    put_count: usize,
 }
 
 // An entry of the set with its allocation, beside its texts; and one of a target's list, which
@@ -34,6 +38,12 @@ pub(crate) struct Families {
 const FAMILY_BYTES: usize = 192;
 const LISTED_BYTES: u64 = 16;
 const TARGET_BYTES: u64 = 64;
+// The families of one target, those of other targets included: some 15,000. A program has a few
+// hundred, and one that renames its metrics would add to them with every scrape.
+const FAMILIES_BYTES_MAX: u64 = 4 << 20;
+// All of them may take this part of the memory, and a MiB in any case.
+const MEMORY_PART: u64 = 8;
+const BYTES_MAX_MIN: u64 = 1 << 20;
 
 impl TargetFamilies {
     /// The families in the metadata of one scrape.
@@ -64,28 +74,31 @@ impl Families {
             targets: HashMap::new(),
             held: budget.empty(Pool::Cache),
             bytes: 0,
+            bytes_max: (budget.usage().limit_bytes / MEMORY_PART).max(BYTES_MAX_MIN),
+            put_count: 0,
         }
     }
 
-    /// Adds families of a target, in place of those of the same names.
+    /// Adds families of a target, in place of those of the same names, and of all others if there
+    /// are too many. Scrapes wait meanwhile: the work is that of the two lists.
     pub(crate) fn put(&mut self, id: TargetId, families: TargetFamilies) {
         if families.0.is_empty() {
             return;
         }
-        let mut list = self.take(id);
-        for family in families.0 {
-            let Some(family) = self.intern(family) else { continue };
-            match list.binary_search_by(|known| known.name.cmp(&family.name)) {
-                Ok(idx) => list[idx] = family,
-                Err(idx) => list.insert(idx, family),
-            }
+        self.put_count = self.put_count.saturating_add(families.0.len());
+        let mut old = self.take(id);
+        let new: Vec<_> = families.0.into_iter().filter_map(|family| self.intern(family)).collect();
+        let mut released = Vec::new();
+        if families_bytes(&old).saturating_add(families_bytes(&new)) > FAMILIES_BYTES_MAX {
+            std::mem::swap(&mut released, &mut old);
         }
+        let mut list = merged(old, new, &mut released);
         if !list.is_empty() {
             list.shrink_to_fit();
             self.bytes += list_bytes(&list);
             self.targets.insert(id, list);
         }
-        self.sweep();
+        self.release(released);
     }
 
     /// The families of a target in order of names.
@@ -101,9 +114,8 @@ impl Families {
 
     /// The target was removed.
     pub(crate) fn remove(&mut self, id: TargetId) {
-        if !self.take(id).is_empty() {
-            self.sweep();
-        }
+        let released = self.take(id);
+        self.release(released);
     }
 
     /// Removes the targets that are not kept.
@@ -131,7 +143,7 @@ impl Families {
         }
         let bytes = self.bytes + family.heap_bytes();
         // Room for the lists, too.
-        if !self.held.cover_of_free(bytes + bytes / 8) {
+        if bytes > self.bytes_max || !self.held.cover_of_free(bytes + bytes / 8) {
             return None;
         }
         self.bytes = bytes;
@@ -140,8 +152,24 @@ impl Families {
         Some(family)
     }
 
-    /// Releases families that no target has any more.
+    /// Forgets those of `families` that no target has any more.
+    fn release(&mut self, families: Vec<Arc<Family>>) {
+        for family in families {
+            // That of the set, and this one.
+            if Arc::strong_count(&family) == 2 && self.shared.remove(&family) {
+                self.bytes = self.bytes.saturating_sub(family.heap_bytes());
+            }
+        }
+        match self.put_count > self.shared.len() {
+            true => self.sweep(),
+            false => self.settle(),
+        }
+    }
+
+    /// Forgets all families that no target has: a request may have listed some when they were
+    /// released.
     fn sweep(&mut self) {
+        self.put_count = 0;
         let mut freed = 0;
         self.shared.retain(|family| {
             let is_used = Arc::strong_count(family) > 1;
@@ -149,10 +177,38 @@ impl Families {
             is_used
         });
         self.bytes = self.bytes.saturating_sub(freed);
+        self.settle();
+    }
+
+    fn settle(&mut self) {
         self.held.shrink_to(self.bytes + self.bytes / 8);
         let missing = self.bytes.saturating_sub(self.held.bytes());
         self.held.take(missing);
     }
+}
+
+/// Both lists in order of names. Of two families with one name the new one stays, and the old one
+/// is added to `released`.
+fn merged(
+    old: Vec<Arc<Family>>,
+    new: Vec<Arc<Family>>,
+    released: &mut Vec<Arc<Family>>,
+) -> Vec<Arc<Family>> {
+    let mut list = Vec::with_capacity(old.len().saturating_add(new.len()));
+    let mut old = old.into_iter().peekable();
+    for family in new {
+        while let Some(before) = old.next_if(|known| known.name < family.name) {
+            list.push(before);
+        }
+        released.extend(old.next_if(|known| known.name == family.name));
+        list.push(family);
+    }
+    list.extend(old);
+    list
+}
+
+fn families_bytes(list: &[Arc<Family>]) -> u64 {
+    list.iter().map(|family| family.heap_bytes()).sum()
 }
 
 fn list_bytes(list: &[Arc<Family>]) -> u64 {
@@ -225,5 +281,55 @@ mod tests {
         let names: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "")).collect();
         all.put(ids[0], families(&names));
         assert!((1..4).contains(&all.of(ids[0]).len()), "{}", all.of(ids[0]).len());
+    }
+
+    /// Before, a target that renamed its metrics with every scrape had the families of all of them,
+    /// and each scrape moved and visited all of these while no other target was scraped.
+    #[test]
+    fn a_target_that_renames_its_metrics_keeps_the_last_ones() {
+        let (ids, budget) = (ids(), Budget::new(1 << 30));
+        let mut all = Families::new(&budget);
+        all.put(ids[1], families(&[("up", "")]));
+        let help = "x".repeat(800);
+        for round in 0..10 {
+            let names: Vec<String> = (0..1_500).map(|idx| format!("m{round}_{idx:04}")).collect();
+            let names: Vec<_> = names.iter().map(|name| (name.as_str(), help.as_str())).collect();
+            all.put(ids[0], families(&names));
+            assert!(all.bytes < FAMILIES_BYTES_MAX + (1 << 20), "{}", all.bytes);
+            let kept = shown(&all, ids[0]);
+            assert!(names.iter().all(|name| kept.contains(name)) && kept.is_sorted());
+        }
+        assert_eq!(shown(&all, ids[1]), [("up", "")]);
+        all.put(ids[1], families(&[("up", "help")]));
+        all.remove(ids[0]);
+        assert_eq!(all.shared.len(), 1);
+    }
+
+    #[test]
+    fn families_of_a_running_request_are_forgotten_later() {
+        let (ids, budget) = (ids(), Budget::new(1 << 20));
+        let mut all = Families::new(&budget);
+        all.put(ids[0], families(&[("a", "1"), ("b", "1")]));
+        let listed = all.of(ids[0]).to_vec();
+        all.put(ids[0], families(&[("a", "2")]));
+        drop(listed);
+        for help in ["3", "4", "5"] {
+            all.put(ids[0], families(&[("a", help)]));
+        }
+        assert_eq!((all.shared.len(), shown(&all, ids[0])[0]), (2, ("a", "5")));
+    }
+
+    #[test]
+    fn all_families_take_a_part_of_the_memory() {
+        let (ids, budget) = (ids(), Budget::new(16 << 20));
+        let mut all = Families::new(&budget);
+        let help = "x".repeat(800);
+        for &id in &ids {
+            let names: Vec<String> = (0..1_500).map(|idx| format!("{id:?}{idx:04}")).collect();
+            let names: Vec<_> = names.iter().map(|name| (name.as_str(), help.as_str())).collect();
+            all.put(id, families(&names));
+        }
+        assert!(all.bytes <= (2 << 20) + (1 << 17), "{}", all.bytes);
+        assert!(all.of(ids[0]).len() == 1_500 && all.of(ids[1]).len() < 1_000);
     }
 }

@@ -207,11 +207,11 @@ async fn work(app: Arc<App>, collector: Arc<Collector>, due: Due) {
     }
 }
 
-/// Whether turning an answer into rows takes a fraction of a millisecond: it fails, or its lines
-/// are known.
+/// Whether turning an answer into rows takes a fraction of a millisecond: it fails, or most of its
+/// lines are known.
 fn is_usual(scraper: &TargetScraper, fetched: &ScrapeAnswer) -> bool {
     match fetched {
-        Ok(response) => scraper.knows_lines() && response.body.len() <= BODY_BYTES_HERE_MAX,
+        Ok(response) => scraper.is_steady() && response.body.len() <= BODY_BYTES_HERE_MAX,
         Err(_) => true,
     }
 }

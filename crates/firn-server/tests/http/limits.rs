@@ -184,6 +184,7 @@ fn texts_without_measure_are_refused_where_they_stand() {
     assert_eq!(many.status, 422, "{}", many.text());
     assert!(many.text().contains("--query-memory"), "{}", many.text());
     f(&large(1_001), "a selector has over 1000 matchers");
+    f(&format!("sum by ({}) (m)", "a,".repeat(1_001)), "a list has over 1000 labels");
     assert_eq!(post(&format!("m{{{}}}", "a=~'b.*',".repeat(200))).status, 200);
     assert_eq!(post(&format!("{}1", " ".repeat(1 << 19))).status, 200);
     // A body over 10 MiB is not read to its end.

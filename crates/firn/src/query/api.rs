@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::result::QueryResult;
-use crate::client::ServerClient;
+use crate::client::{ServerClient, error_text};
 
 /// The time for a response, as in promtool.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -108,6 +108,8 @@ fn value_count(body: &[u8]) -> usize {
     let values = |byte: &u8| match byte {
         b',' => 1,
         b'{' => LABEL_SET_VALUES,
+        // Control characters and marks of direction begin with them: an escape has six bytes.
+        0x7f | 0xc2 | 0xe2 => 1,
         _ => 0,
     };
     body.iter().map(values).fold(0, usize::saturating_add)
@@ -122,8 +124,7 @@ fn answer(response: &Response) -> Result<Answer, String> {
             5 => format!("server_error: server error: {status}"),
             _ => format!("bad_response: bad response code {status}"),
         };
-        let detail = String::from_utf8_lossy(&response.body);
-        return Err(match detail.trim() {
+        return Err(match error_text(&response.body).trim() {
             "" => why,
             detail => format!("{why} (detail: {detail})"),
         });
@@ -145,10 +146,14 @@ fn answer(response: &Response) -> Result<Answer, String> {
         return Err(format!("bad_response: status {status} without the key error"));
     }
     if is_refusal && envelope.status == "error" {
-        return Err(format!("{}: {}", envelope.error_type, envelope.error));
+        let [kind, error] =
+            [envelope.error_type, envelope.error].map(|text| error_text(text.as_bytes()));
+        return Err(format!("{kind}: {error}"));
     }
     let data = envelope.data.map_or("null", RawValue::get).to_owned();
-    Ok(Answer { data, warnings: envelope.warnings.unwrap_or_default() })
+    let warnings = envelope.warnings.unwrap_or_default().into_iter();
+    let warnings = warnings.map(|text| error_text(text.as_bytes())).collect();
+    Ok(Answer { data, warnings })
 }
 
 #[cfg(test)]
@@ -161,5 +166,6 @@ mod tests {
         let list = |item: &str| format!("[{}]", vec![item; 1_000].join(","));
         assert_eq!(value_count(list("\"a\"").as_bytes()), 999);
         assert_eq!(value_count(list("{\"a\":\"b\"}").as_bytes()), 999 + 1_000 * LABEL_SET_VALUES);
+        assert_eq!(value_count("\"\u{7f}\u{9b}\u{202e}é\"".as_bytes()), 3);
     }
 }

@@ -241,14 +241,14 @@ impl Ipv6Addresses {
         let has_network = instance.text(&["vpcId"]).is_some();
         let interfaces = instance.items("networkInterfaceSet");
         for interface in interfaces.filter(|one| has_network && one.text(&["subnetId"]).is_some()) {
+            let device = interface.text(&["attachment", "deviceIndex"]);
+            let device: Option<usize> = device.and_then(|device| device.parse().ok());
+            let device = device.filter(|device| *device < DEVICES_MAX);
             for address in interface.items("ipv6AddressesSet") {
                 let Some(text) = address.text(&["ipv6Address"]) else { continue };
                 all.push(text.to_owned());
                 let is_primary = address.text(&["isPrimaryIpv6"]) == Some("true");
-                let device = interface.text(&["attachment", "deviceIndex"]);
-                let device = device.and_then(|device| device.parse().ok());
-                let device: Option<usize> = device.filter(|_| is_primary);
-                if let Some(device) = device.filter(|device| *device < DEVICES_MAX) {
+                if let Some(device) = device.filter(|_| is_primary) {
                     if primary.len() <= device {
                         primary.resize(device.saturating_add(1), String::new());
                     }

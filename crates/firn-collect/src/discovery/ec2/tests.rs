@@ -205,6 +205,16 @@ fn wrong_answers_are_refused_within_the_memory() {
     let (group, _, _) = read(&many, "200 OK", 1 << 30).unwrap();
     let found = group.targets[0].get("__meta_ec2_subnet_id").unwrap();
     assert!(found.ends_with(",s199999,subnet-3,subnet-1,"));
+    // Before, the device of an interface was searched for again for each of its addresses.
+    let (others, address) = ("<a/>".repeat(100_000), "<item><ipv6Address>::1</ipv6Address></item>");
+    let interface = format!(
+        "<item>{others}<subnetId>s</subnetId><ipv6AddressesSet>{}</ipv6AddressesSet></item>",
+        address.repeat(100_000)
+    );
+    let many =
+        INSTANCES.replace("<networkInterfaceSet>", &format!("<networkInterfaceSet>{interface}"));
+    let (group, _, _) = read(&many, "200 OK", 1 << 30).unwrap();
+    assert_eq!(group.targets[0].get("__meta_ec2_primary_ipv6_addresses"), Some(",,2001:db8::2,"));
     let long = INSTANCES.replace("<nextToken>t2<", &format!("<nextToken>{}<", "t".repeat(20_000)));
     let error = read(&long, "200 OK", 1 << 20).unwrap_err().to_string();
     assert!(error.contains("has 20000 bytes"), "{error}");

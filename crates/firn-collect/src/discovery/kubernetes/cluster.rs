@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use firn_model::{Budget, Pool, Reservation, Result};
+use firn_model::{Budget, Error, Pool, Reservation, Result};
 
 use super::endpoints::{build_endpoint_slice, build_endpoints};
 use super::labels::GroupBuilder;
@@ -19,6 +19,11 @@ pub struct ClusterState {
     attach: AttachMetadata,
     watches: Vec<WatchedObjects>,
 }
+
+// Labels of objects without targets take no memory for long, so this bounds the work on them, in
+// bytes: some tenths of a second for each list of targets. A namespace may have megabytes, and each
+// of its pods has them too.
+const UNUSED_WORK_MAX: u64 = if cfg!(test) { 4 << 20 } else { 256 << 20 };
 
 /// Numbers of changes, as a client with a cache counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,10 +94,11 @@ impl ClusterState {
     /// The groups of all objects with their memory.
     ///
     /// # Errors
-    /// `Busy` without memory.
+    /// `Busy` without memory; `TooLarge` for too many labels of objects without targets.
     pub fn groups(&self, budget: &Budget) -> Result<(Vec<DiscoveredGroup>, Reservation)> {
         let mut held = budget.empty(Pool::Cache);
         let mut groups = Vec::new();
+        let mut unused_work = 0u64;
         let cluster = Cluster { attach: &self.attach, watches: &self.watches };
         let resource = Resource::of_role(self.role);
         let watched = self.watches.iter().filter(|watched| watched.spec.resource == resource);
@@ -109,6 +115,13 @@ impl ClusterState {
                 Object::Named(_) => continue,
             };
             if group.targets.is_empty() {
+                unused_work = unused_work.saturating_add(labels.work());
+                if unused_work > UNUSED_WORK_MAX {
+                    return Err(Error::too_large(
+                        "objects without targets have too many labels with those of their \
+                         namespaces and nodes: list fewer of them",
+                    ));
+                }
                 continue;
             }
             let labels = group.charged(labels)?;

@@ -163,7 +163,9 @@ pub(super) fn build_endpoint_slice(
         set_service(&mut labels, service, cluster);
     }
     let mut seen = SeenPods::default();
-    for endpoint in &slice.endpoints {
+    // One without addresses has no target, so no memory would bound the work on its ports.
+    let endpoints = slice.endpoints.iter().filter(|endpoint| !endpoint.addresses.is_empty());
+    for endpoint in endpoints {
         for port in &slice.ports {
             let mut target = endpoint_labels(endpoint, port, cluster);
             let reference = endpoint.target_ref.as_ref();

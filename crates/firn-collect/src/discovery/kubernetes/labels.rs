@@ -14,6 +14,8 @@ use crate::config::discovery::AttachMetadata;
 pub(super) struct MetaLabels(Vec<(String, String)>);
 
 const PREFIX: &str = "__meta_kubernetes_";
+// Beside the bytes of a label.
+const LABEL_WORK: u64 = 50;
 
 impl MetaLabels {
     /// Sets `__meta_kubernetes_` with `name`.
@@ -31,6 +33,14 @@ impl MetaLabels {
     /// Sets a label whose name has no prefix.
     pub(super) fn set_plain(&mut self, name: &str, value: impl Into<String>) {
         self.0.push((name.to_owned(), value.into()));
+    }
+
+    /// The work of making them, in bytes.
+    pub(super) fn work(&self) -> u64 {
+        self.0.iter().fold(0, |sum: u64, (name, value)| {
+            let bytes = name.len().saturating_add(value.len()) as u64;
+            sum.saturating_add(bytes).saturating_add(LABEL_WORK)
+        })
     }
 
     /// The labels and the annotations of an object of `kind`.

@@ -377,6 +377,33 @@ fn slices_have_their_service_nodes_and_pods() {
     assert_eq!(groups(keys, &[&second, &single, POD, NODE]).len(), 1);
 }
 
+/// As in Prometheus. Before, all ports of such an endpoint were visited, whatever their number, and
+/// the other ports of its pod were targets.
+#[test]
+fn an_endpoint_without_addresses_has_no_targets() {
+    let empty = SLICE.replace(r#"["10.1.1.1"]"#, "[]").replace(r#"["10.1.1.2"]"#, "null");
+    assert!(groups("role: endpointslice", &[&empty, SERVICE, POD]).is_empty());
+}
+
+/// Before, each of them took the time of all labels of its namespace, every five seconds.
+#[test]
+fn the_labels_of_objects_without_targets_are_bounded() {
+    let labels: Vec<String> = (0..1_000).map(|idx| format!(r#""l{idx}": "{idx:0100}""#)).collect();
+    let labels = labels.join(",");
+    let namespace = format!(r#"{{"metadata": {{"name": "shop", "labels": {{{labels}}}}}}}"#);
+    let pods = |count: usize| {
+        let pod = |idx: usize| {
+            let metadata = format!(r#"{{"name": "p{idx}", "namespace": "shop"}}"#);
+            format!(r#"{{"metadata": {metadata}, "status": {{"podIP": "10.0.0.1"}}}}"#)
+        };
+        (0..count).map(pod).collect::<Vec<_>>().join(",")
+    };
+    let keys = "role: pod, attach_metadata: {namespace: true}";
+    assert!(groups(keys, &[&pods(2), &namespace]).is_empty());
+    let error = state(keys, &[&pods(100), &namespace]).groups(&Budget::unlimited()).unwrap_err();
+    assert!(error.to_string().contains("without targets"), "{error}");
+}
+
 #[test]
 fn an_ingress_has_a_target_for_each_path() {
     let ingress = r#"{

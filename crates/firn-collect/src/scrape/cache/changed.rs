@@ -1,5 +1,6 @@
 //! The list that replaces the texts of the cache, for a body with other series than the last one.
 
+use std::collections::HashMap;
 use std::hash::BuildHasher;
 
 use firn_model::{Error, GroupId, Labels, Result, SeriesRef, Timestamp, excerpt_within};
@@ -150,19 +151,37 @@ impl Changed {
 
     /// Resolves the pending label sets, and releases their memory.
     pub(super) fn resolve_pending(&mut self, scrape: &mut Scrape<'_>) {
-        let pending = std::mem::take(&mut self.pending);
-        let mut refs: Vec<Option<SeriesRef>> = Vec::with_capacity(pending.labels.len());
-        for labels in pending.labels.chunks(RESOLVED_COUNT_MAX) {
+        if self.pending.labels.is_empty() {
+            return;
+        }
+        let PendingLabels { labels, table, bytes, .. } = std::mem::take(&mut self.pending);
+        drop(table);
+        let mut refs: Vec<Option<SeriesRef>> = Vec::with_capacity(labels.len());
+        for labels in labels.chunks(RESOLVED_COUNT_MAX) {
             let mut found = scrape.source.resolve(labels).into_iter();
             refs.extend(labels.iter().map(|_| found.next().and_then(Result::ok)));
         }
+        drop(labels);
+        scrape.held.subtract(bytes);
+        let refs_bytes = refs.capacity().saturating_mul(size_of::<Option<SeriesRef>>());
+        let places_bytes = GroupPlaces::bytes(self.groups.len().saturating_add(refs.len()));
+        let bytes = refs_bytes.saturating_add(places_bytes);
+        // Without memory, new series are refused.
+        let mut places = match scrape.held.add(bytes) {
+            Ok(()) => Some(GroupPlaces::of(&self.groups)),
+            Err(_) => None,
+        };
         let counts = &mut scrape.counts;
         let Changed { members, groups, .. } = self;
         let new = members.get_mut(self.pending_start..).unwrap_or(&mut []).iter_mut();
         for member in new.filter(|member| member.has(PENDING)) {
             member.set(PENDING, false);
             let found = refs.get(member.slot as usize).copied().flatten();
-            match found.and_then(|series| Some((series.slot.0, group_idx(groups, series.group)?))) {
+            let place = |series: SeriesRef| {
+                let places = places.as_mut()?;
+                Some((series.slot.0, places.place_of(series.group, groups)?))
+            };
+            match found.and_then(place) {
                 Some((slot, group_idx)) => {
                     member.slot = slot;
                     member.bits |= group_idx << GROUP_SHIFT;
@@ -175,7 +194,9 @@ impl Changed {
             }
         }
         self.pending_start = self.members.len();
-        scrape.held.subtract(pending.bytes);
+        if places.is_some() {
+            scrape.held.subtract(bytes as u64);
+        }
     }
 }
 
@@ -207,13 +228,43 @@ impl PendingLabels {
     }
 }
 
-/// The index of `group`, which fits into 24 bits.
-fn group_idx(groups: &mut Vec<GroupId>, group: GroupId) -> Option<u32> {
-    let idx = groups.iter().position(|known| *known == group).unwrap_or_else(|| {
-        groups.push(group);
-        groups.len().saturating_sub(1)
-    });
-    u32::try_from(idx).ok().filter(|idx| *idx < 1 << (32 - GROUP_SHIFT))
+/// The indexes of groups in a list: with `honor_labels`, each series may have a group of its own.
+struct GroupPlaces {
+    by_group: HashMap<GroupId, u32>,
+    /// Most series have that of the one before.
+    last: Option<(GroupId, u32)>,
+}
+
+impl GroupPlaces {
+    /// The memory of the places of `group_count` groups. A few need none of their own.
+    fn bytes(group_count: usize) -> usize {
+        const FREE_COUNT: usize = 1_024;
+        const PLACE_BYTES: usize = 3 * size_of::<(GroupId, u32)>();
+        if group_count > FREE_COUNT { group_count.saturating_mul(PLACE_BYTES) } else { 0 }
+    }
+
+    fn of(groups: &[GroupId]) -> GroupPlaces {
+        GroupPlaces { by_group: groups.iter().copied().zip(0..).collect(), last: None }
+    }
+
+    /// The index of `group` in `groups`, which it is added to. It fits into 24 bits.
+    fn place_of(&mut self, group: GroupId, groups: &mut Vec<GroupId>) -> Option<u32> {
+        if let Some((_, idx)) = self.last.filter(|(last, _)| *last == group) {
+            return Some(idx);
+        }
+        let next = u32::try_from(groups.len()).ok().filter(|idx| *idx < 1 << (32 - GROUP_SHIFT));
+        let idx = match self.by_group.get(&group) {
+            Some(idx) => *idx,
+            None => {
+                let next = next?;
+                groups.push(group);
+                self.by_group.insert(group, next);
+                next
+            }
+        };
+        self.last = Some((group, idx));
+        Some(idx)
+    }
 }
 
 impl OldTexts {

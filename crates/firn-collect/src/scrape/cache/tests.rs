@@ -214,6 +214,26 @@ fn series_that_go_become_stale_once() {
     assert_eq!(target.rows(&batch), ["a stale"]);
 }
 
+/// Before, they stayed for ever: a target with `honor_labels` and other series in each scrape took
+/// more memory with each, beyond all limits, and each new series was compared with all groups.
+#[test]
+fn groups_without_series_are_forgotten() {
+    let mut target = ScrapedTarget::default();
+    for round in 0..60 {
+        let line = |idx: usize| format!("m{{a=\"{}\"}} {idx}\n", round * 30 + idx);
+        let body: String = (0..40).map(line).collect();
+        let (rows, _, result) = target.scrape_with(&body, &OPTIONS);
+        result.unwrap();
+        let (stale, live): (Vec<String>, Vec<String>) =
+            rows.into_iter().partition(|row| row.ends_with(" stale"));
+        let mut want: Vec<&str> = body.lines().collect();
+        want.sort_unstable();
+        assert_eq!(live, want);
+        assert_eq!(stale.len(), if round == 0 { 0 } else { 30 });
+        assert!(target.cache.groups.len() < 150, "{}", target.cache.groups.len());
+    }
+}
+
 #[test]
 fn the_first_of_two_samples_of_a_series_and_time_wins() {
     let mut target = ScrapedTarget::default();

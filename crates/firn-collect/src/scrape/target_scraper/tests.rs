@@ -177,6 +177,29 @@ fn a_scrape_is_one_batch_with_its_report() {
     assert!(world.body("a 2\nb{x=\"y\"} 4\n").contains(&"scrape_series_added 0".to_owned()));
 }
 
+/// Before, a target whose lines were all new in each scrape was read on the thread that scrapes all
+/// others.
+#[test]
+fn a_target_with_many_new_lines_is_not_steady_for_some_scrapes() {
+    let mut world = World::new("metric_relabel_configs: [{regex: b, action: labeldrop}]");
+    let body = |name: &str| -> String {
+        (0..=STEADY_LINES_MAX).map(|idx| format!("m{{a=\"{idx}\",b=\"{name}\"}} 1\n")).collect()
+    };
+    assert!(!world.scraper.is_steady());
+    for _ in 0..2 {
+        world.body(&body("first"));
+        assert!(world.scraper.is_steady(), "each target has a first scrape");
+    }
+    for _ in 0..UNSTEADY_SCRAPES {
+        world.body(&body("other"));
+        assert!(!world.scraper.is_steady());
+    }
+    world.body(&body("other"));
+    assert!(world.scraper.is_steady());
+    world.body("# nothing\n");
+    assert!(!world.scraper.is_steady());
+}
+
 /// The lines held all memory that was left, so that there was no `up`.
 #[test]
 fn a_scrape_without_memory_leaves_some_for_its_report() {

@@ -31,6 +31,9 @@ const QUERY_BYTES_MAX: usize = 1 << 20;
 const PART_COUNT_MAX: usize = 100_000;
 /// The maximum number of matchers of a selector.
 const MATCHER_COUNT_MAX: usize = 1_000;
+/// The maximum number of labels in a list of `by`, `without`, `on`, `ignoring`, `group_left` or
+/// `group_right`: each label of each series is searched for in them.
+const LISTED_COUNT_MAX: usize = 1_000;
 /// Memory of tokens and tree for each word and sign of a query; matchers such as `a=""`, with four
 /// signs and a word, need the most.
 const TREE_BYTES_PER_WORD: u64 = 96;
@@ -468,6 +471,10 @@ impl<'a> Parser<'a> {
                 return Ok(labels);
             }
             let token = self.token();
+            if labels.len() == LISTED_COUNT_MAX {
+                let what = format!("a list has over {LISTED_COUNT_MAX} labels");
+                return Err(self.error(token.span, what));
+            }
             if token.kind == TokenKind::String {
                 self.take();
                 let label = self.string_bytes(token)?;
