@@ -177,7 +177,7 @@ fn lists_reserve_the_memory_that_they_take(budget: &Budget) {
             for (nth, list) in [&first, &first, &second].into_iter().enumerate() {
                 reset_unreserved_peak();
                 let known = |labels: &Labels| pools.known(&jobs[0], labels);
-                let list = PreparedList::read(&jobs[0], [list], &budget, known);
+                let list = PreparedList::read(&jobs[0], [list], budget, known);
                 pools.sync("j", list, 0).expect("memory");
                 let taken = live_bytes() as i64 - live as i64;
                 let reserved = budget.usage().used_bytes as i64 - used as i64;

@@ -180,7 +180,8 @@ impl ScrapeScratch {
 
 // A scrape of a steady target has at most as many new lines: they take milliseconds.
 const STEADY_LINES_MAX: usize = 1_000;
-// So long a target with more of them is not steady: a pod that starts adds its series once.
+// A target with more of them is not steady for this many scrapes: a pod that starts adds its
+// series once.
 const UNSTEADY_SCRAPES: u32 = 4;
 // Rows that a worker's batch keeps room for between two scrapes.
 const CELLS_KEPT: usize = 16 << 10;
