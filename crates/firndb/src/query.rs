@@ -481,7 +481,8 @@ mod tests {
     ) -> (Vec<Labels>, Vec<String>, Vec<String>, WalkedSamples) {
         let context = QueryContext::unbounded();
         let all = vec![Matcher::new("__name__", MatchOp::NotEqual, "").unwrap()];
-        let (series, _) = list_series(view, &[all.clone()], range, 0, &context).unwrap();
+        let (series, _) =
+            list_series(view, std::slice::from_ref(&all), range, 0, &context).unwrap();
         let (names, _) = list_label_names(view, &[], range, 0, &context).unwrap();
         let mut hosts = Vec::new();
         list_label_values(view, "host", (&[], range, 0), &context, &mut |host| {
