@@ -51,8 +51,8 @@ impl Field for HiddenText {
     }
 }
 
-/// A text that should be an address. Prometheus checks it only when it sends a request. Shown without
-/// a password.
+/// A text that should be an address. Prometheus checks it only when it sends a request. Shown
+/// without a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct UrlText(String);
 

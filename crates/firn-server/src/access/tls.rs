@@ -73,8 +73,8 @@ pub(super) fn date_fault(certificate: &CertificateDer<'_>) -> Option<&'static st
     }
 }
 
-/// The cipher suites and curves that are named, in their order; all without names. `WebConfig` knows
-/// all names.
+/// The cipher suites and curves that are named, in their order; all without names. `WebConfig`
+/// knows all names.
 fn provider(settings: &TlsSettings, warnings: &mut Vec<String>) -> Result<CryptoProvider> {
     let mut provider = ring::default_provider();
     if !settings.cipher_suites.is_empty() {

@@ -122,7 +122,8 @@ fn mistakes_are_refused_by_name() {
     assert_eq!(parse(good).unwrap().headers.len(), 2);
 }
 
-/// As promtool. Before, unknown curves were a warning, and no name was checked without a certificate.
+/// As promtool. Before, unknown curves were a warning, and names were not checked without a
+/// certificate.
 #[test]
 fn ciphers_and_curves_have_the_names_of_go() {
     refusal(
