@@ -45,8 +45,10 @@ fn live_on(inject: &str) -> Option<String> {
     let folder = tempfile::tempdir().expect("a folder");
     let (folder, address, trace) = (folder.path(), free_address(), folder.path().join("trace"));
     let mut ours = firn(folder, address);
-    // A flush would write other files and reuse the abandoned segments.
-    ours.args(["--enable-admin-api", "--self-scrape=never", "--flush-age-max=2h"]);
+    // A flush would write other files and reuse the abandoned segments. On a busy machine, the
+    // estimated time of a replay may start one.
+    ours.args(["--flush-age-max=2h", "--restart-time-max=2h"]);
+    ours.args(["--enable-admin-api", "--self-scrape=never"]);
     ours.arg("--log-streams=2");
     let mut command = std::process::Command::new(strace);
     command.args(["-f", "--seccomp-bpf", "-y", "-s", "8", "-o"]).arg(&trace);
