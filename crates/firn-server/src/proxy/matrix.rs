@@ -335,6 +335,9 @@ impl Steps {
 #[derive(Debug, Default)]
 pub(super) struct Heads {
     members: HashMap<Head, Arc<[usize]>>,
+    /// The last head, which the next point has too as a rule: hashing it would cost as much as the
+    /// values of a step.
+    last: Option<(Head, Arc<[usize]>)>,
     envelope: Envelope,
 }
 
@@ -350,14 +353,23 @@ impl Heads {
     }
 
     fn members(&mut self, head: &Head, matrix: &mut Matrix) -> Result<Arc<[usize]>> {
-        if let Some(members) = self.members.get(head) {
+        if let Some((last, members)) = &self.last
+            && Arc::ptr_eq(last, head)
+        {
             return Ok(Arc::clone(members));
         }
-        let (envelope, metrics) = decode_head(head)?;
-        self.envelope = envelope;
-        let members = metrics.into_iter().map(|metric| matrix.place(metric));
-        let members: Arc<[usize]> = members.collect::<Result<Vec<_>>>()?.into();
-        self.members.insert(Arc::clone(head), Arc::clone(&members));
+        let members = match self.members.get(head) {
+            Some(members) => Arc::clone(members),
+            None => {
+                let (envelope, metrics) = decode_head(head)?;
+                self.envelope = envelope;
+                let members = metrics.into_iter().map(|metric| matrix.place(metric));
+                let members: Arc<[usize]> = members.collect::<Result<Vec<_>>>()?.into();
+                self.members.insert(Arc::clone(head), Arc::clone(&members));
+                members
+            }
+        };
+        self.last = Some((Arc::clone(head), Arc::clone(&members)));
         Ok(members)
     }
 }
