@@ -30,6 +30,10 @@ pub fn quoted(bytes: &[u8]) -> String {
                 '\n' => write!(out, "\\n"),
                 '\r' => write!(out, "\\r"),
                 '\t' => write!(out, "\\t"),
+                '\u{7}' => write!(out, "\\a"),
+                '\u{8}' => write!(out, "\\b"),
+                '\u{b}' => write!(out, "\\v"),
+                '\u{c}' => write!(out, "\\f"),
                 '\0'..='\u{1f}' | '\u{7f}' => write!(out, "\\x{:02x}", u32::from(c)),
                 c if is_control(c) || c == '\u{feff}' => write!(out, "\\u{:04x}", u32::from(c)),
                 c => out.write_char(c),
@@ -66,5 +70,6 @@ mod tests {
     fn texts_are_quoted_as_in_go() {
         assert_eq!(quoted(b"a\"b\\c\n\x01\xff"), r#""a\"b\\c\n\x01\xff""#);
         assert_eq!(quoted("é\u{85}".as_bytes()), "\"é\\u0085\"");
+        assert_eq!(quoted(b"\x07\x08\x0b\x0c\x0e"), r#""\a\b\v\f\x0e""#);
     }
 }

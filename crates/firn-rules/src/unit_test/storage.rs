@@ -1,6 +1,7 @@
 //! The database of a test: input series, loaded up to the time of each evaluation, and results.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use firn_model::{
@@ -143,6 +144,8 @@ impl Input {
     ) -> Result<Input, String> {
         let mut samples = Vec::new();
         let mut held = limits.budget.empty(Pool::Query);
+        // The first sample of the last line of each series.
+        let mut last_lines: HashMap<Labels, usize> = HashMap::new();
         // promtool makes a script of them, whose first line is a command: a text of several lines
         // is several series, and an empty line or a comment ends the script.
         let mut line_number: usize = 1;
@@ -163,8 +166,10 @@ impl Input {
                     return Err(format!("the input series have more than {SAMPLES_MAX} samples"));
                 }
                 // A list that grows has up to twice its length.
-                let bytes = count.saturating_mul(2 * INPUT_BYTES);
+                let series_bytes = last_lines.len().saturating_mul(2 * INPUT_BYTES);
+                let bytes = count.saturating_mul(2 * INPUT_BYTES).saturating_add(series_bytes);
                 held.cover(bytes as u64).map_err(|error| error.to_string())?;
+                last_lines.insert(line.labels.clone(), samples.len());
                 for (item, idx) in line.items.into_iter().zip(0_i64..) {
                     let value = match item {
                         SeriesItem::Gap => continue,
@@ -179,7 +184,15 @@ impl Input {
                 }
             }
         }
-        // Later lines win over earlier ones with the same time.
+        // A later line of a series replaces the earlier ones, with their gaps.
+        if last_lines.len() < line_number.saturating_sub(1) {
+            let mut idx: usize = 0;
+            samples.retain(|(_, labels, _)| {
+                let is_last = last_lines.get(labels).is_some_and(|&first| first <= idx);
+                idx = idx.saturating_add(1);
+                is_last
+            });
+        }
         samples.reverse();
         samples.sort_by_key(|sample| std::cmp::Reverse(sample.0));
         Ok(Input { samples, _held: held })

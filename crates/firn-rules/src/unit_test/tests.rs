@@ -53,6 +53,18 @@ fn groups_run_in_order_and_see_input_up_to_each_time() {
     assert_eq!(failures(&test), [want]);
 }
 
+/// Samples of the earlier line showed in the gaps of the later one.
+#[test]
+fn a_later_line_of_a_series_replaces_the_earlier_one() {
+    let test = "tests:\n- input_series:\n  - {series: x, values: 1x9}\n  - {series: y, values: 5x9}\n\
+                \x20 - {series: x, values: _x4 2 3}\n  promql_expr_test:\n\
+                \x20 - {expr: x, eval_time: 3m}\n\
+                \x20 - {expr: x, eval_time: 4m, exp_samples: [{labels: x, value: 2}]}\n\
+                \x20 - {expr: 'count_over_time(x[1h])', eval_time: 9m, exp_samples: [{value: 2}]}\n\
+                \x20 - {expr: y, eval_time: 3m, exp_samples: [{labels: y, value: 5}]}\n";
+    assert_eq!(failures(test), [""; 0]);
+}
+
 #[test]
 fn firing_alerts_are_compared_with_their_labels() {
     let expected = |time: &str, alerts: &str| {

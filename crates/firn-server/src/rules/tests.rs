@@ -1,5 +1,7 @@
 //! Rules over a real database, with a clock that the test sets.
 
+mod crash;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -139,16 +139,17 @@ fn answer(response: &Response) -> Result<Answer, String> {
         _ => serde_json::from_slice(&response.body),
     }
     .map_err(|error| format!("bad_response: {}", response.without_secrets(error)))?;
+    // Some proxies send an error with status 200.
+    if envelope.status == "error" && !envelope.error.is_empty() {
+        let [kind, error] =
+            [envelope.error_type, envelope.error].map(|text| error_text(text.as_bytes()));
+        return Err(format!("{kind}: {error}"));
+    }
     if is_refusal == (envelope.status == "success") {
         return Err("bad_response: inconsistent body for response code".to_owned());
     }
     if is_refusal && envelope.error.is_empty() {
         return Err(format!("bad_response: status {status} without the key error"));
-    }
-    if is_refusal && envelope.status == "error" {
-        let [kind, error] =
-            [envelope.error_type, envelope.error].map(|text| error_text(text.as_bytes()));
-        return Err(format!("{kind}: {error}"));
     }
     let data = envelope.data.map_or("null", RawValue::get).to_owned();
     let warnings = envelope.warnings.unwrap_or_default().into_iter();

@@ -346,7 +346,7 @@ fn is_acknowledged(answer: &Answer) -> bool {
 }
 
 /// A number below `below`.
-fn draw(random: &mut u64, below: u64) -> u64 {
+pub(crate) fn draw(random: &mut u64, below: u64) -> u64 {
     *random ^= *random << 13;
     *random ^= *random >> 7;
     *random ^= *random << 17;

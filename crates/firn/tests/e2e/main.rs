@@ -46,6 +46,7 @@ mod remote_write_out;
 mod replay;
 mod replaying;
 mod result_cache;
+mod rule_kill;
 mod scrapes;
 mod scraping;
 mod secrets;

@@ -130,6 +130,7 @@ fn queries_are_those_of_promtool() {
         ("503 Service Unavailable", " too busy\n".to_owned(), series, 1),
         ("404 Not Found", String::new(), labels, 1),
         ("400 Bad Request", ok("[]"), instant, 1),
+        ("200 OK", bad.to_owned(), instant, 1),
         ("200 OK", bad.to_owned(), &["range", "URL", "up", "--start=5", "--end=5"], 1),
         ("200 OK", bad.to_owned(), &["instant", "URL", "up", "--time=yesterday"], 1),
     ];
