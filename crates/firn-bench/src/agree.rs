@@ -26,8 +26,8 @@ pub fn check(
     other: Program,
 ) -> Result<(), String> {
     let (ours, theirs) = (parsed(ours)?, parsed(theirs)?);
-    if agreement == Agreement::Labels {
-        return same_listing(&ours, &theirs);
+    if matches!(agreement, Agreement::Labels | Agreement::LabelsWithin) {
+        return same_listing(&ours, &theirs, agreement);
     }
     let (ours, theirs) = (series(&ours)?, series(&theirs)?);
     if ours.is_empty() {
@@ -58,7 +58,7 @@ fn parsed(body: &[u8]) -> Result<Value, String> {
     }
 }
 
-fn same_listing(ours: &Value, theirs: &Value) -> Result<(), String> {
+fn same_listing(ours: &Value, theirs: &Value, agreement: Agreement) -> Result<(), String> {
     let list = |data: &Value| {
         let mut labels: Vec<String> =
             data.as_array().into_iter().flatten().map(Value::to_string).collect();
@@ -66,7 +66,11 @@ fn same_listing(ours: &Value, theirs: &Value) -> Result<(), String> {
         labels
     };
     let (ours, theirs) = (list(ours), list(theirs));
-    match ours.is_empty() || ours != theirs {
+    let agree = match agreement {
+        Agreement::LabelsWithin => ours.iter().all(|one| theirs.binary_search(one).is_ok()),
+        _ => ours == theirs,
+    };
+    match ours.is_empty() || !agree {
         true => Err(format!("{} label sets against {}", ours.len(), theirs.len())),
         false => Ok(()),
     }
@@ -150,6 +154,21 @@ mod tests {
             .collect();
         let data = serde_json::json!({"resultType": "matrix", "result": series});
         serde_json::json!({"status": "success", "data": data}).to_string().into_bytes()
+    }
+
+    #[test]
+    fn a_list_may_have_to_be_within_another() {
+        let list = |values: &[&str]| {
+            serde_json::json!({"status": "success", "data": values}).to_string().into_bytes()
+        };
+        let f = |agreement, ours: &[&str], theirs: &[&str]| {
+            check(agreement, &list(ours), &list(theirs), Program::Prometheus).is_ok()
+        };
+        assert!(f(Agreement::Labels, &["b", "a"], &["a", "b"]));
+        assert!(!f(Agreement::Labels, &["a"], &["a", "b"]));
+        assert!(f(Agreement::LabelsWithin, &["b"], &["b", "a"]));
+        assert!(!f(Agreement::LabelsWithin, &["a", "c"], &["a", "b"]));
+        assert!(!f(Agreement::LabelsWithin, &[], &["a"]));
     }
 
     #[test]

@@ -36,6 +36,9 @@ pub enum Agreement {
     TopOfRates,
     /// The same label sets.
     Labels,
+    /// FirnDB's label sets are among the others'. Their lists contain series without a sample in
+    /// the range: those of the memory of Prometheus, those of the day in VictoriaMetrics.
+    LabelsWithin,
 }
 
 /// One kind of query.

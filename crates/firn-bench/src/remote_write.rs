@@ -36,6 +36,20 @@ pub(crate) fn push_series(
     body.extend_from_slice(&series);
 }
 
+/// Appends the metadata of a metric.
+pub(crate) fn push_metadata(name: &str, body: &mut Vec<u8>) {
+    // A gauge.
+    let mut metadata = vec![0x08, 2];
+    for (tag, text) in [(0x12, name), (0x22, "A metric of the benchmark.")] {
+        metadata.push(tag);
+        push_varint(text.len() as u64, &mut metadata);
+        metadata.extend_from_slice(text.as_bytes());
+    }
+    body.push(0x1a);
+    push_varint(metadata.len() as u64, body);
+    body.extend_from_slice(&metadata);
+}
+
 /// The compressed request.
 pub(crate) fn packed(body: &[u8]) -> Vec<u8> {
     snap::raw::Encoder::new().compress_vec(body).expect("fits in memory")

@@ -1,6 +1,7 @@
 //! FirnDB beside Prometheus and VictoriaMetrics on data without tuning: label shapes of six
-//! senders, ages from now to a day, with and without `job` and `instance`, every class of queries,
-//! one client and sixteen; the cost of samples and of new series; and a restart after SIGKILL.
+//! senders, ages from now to a day, after churn and on the slow tier, with and without `job` and
+//! `instance`, every class of queries, one client and sixteen; the cost of samples and of new
+//! series; and a restart after SIGKILL, with the price of its bound.
 //!
 //! `--only words` selects runs ([`Plan::of`]); `--programs words` starts the programs with such
 //! names only, and always ours. `PROMETHEUS` and `VICTORIA_METRICS` name other binaries. Progress
@@ -17,11 +18,12 @@ use firn_bench::client::{Connection, post_all};
 use firn_bench::contest::{Contender, Rounds, measure, wait_until_quiet};
 use firn_bench::fresh::data::{Data, INTERVAL_MS};
 use firn_bench::fresh::figures::{
-    FreshFigures, GroupFigure, IngestFigure, QueryFigure, RestartFigure,
+    BoundCost, BoundFigure, FreshFigures, GroupFigure, IngestFigure, QueryFigure, RestartFigure,
 };
-use firn_bench::fresh::plan::{Plan, Run};
+use firn_bench::fresh::plan::{Age, Plan, Run};
 use firn_bench::fresh::query::{Extent, FreshQuery};
 use firn_bench::index::process_cpu_ns;
+use firn_bench::pattern::Agreement;
 use firn_bench::report::finish_with;
 use firn_bench::server::Program;
 use serde_json::Value;
@@ -32,9 +34,14 @@ const CONNECTIONS: usize = 4;
 const HISTORY_SAMPLES_MAX: i64 = 4_000_000;
 // The scrapes at the end of a run, after the history; they are in memory as rows.
 const SCRAPES: i64 = 30;
+// The sources of the generations that have ended began an hour apart and sent this many samples.
+const GENERATION_MS: i64 = 3_600_000;
+const DEAD_SAMPLES: i64 = 4;
 // Answers that are compared, per query.
 const CHECKED: u64 = 2;
 const COMPLETE_TIME_MAX: Duration = Duration::from_secs(60);
+const UPLOAD_TIME_MAX: Duration = Duration::from_secs(120);
+const UNBOUNDED: &str = "--restart-time-max=1h";
 
 /// The words of the command line.
 #[derive(Default)]
@@ -95,15 +102,20 @@ fn main() -> io::Result<()> {
         eprintln!("{} s: {}: ingest", started.elapsed().as_secs(), run.name());
         ingest_run(run, &programs, &mut figures)?;
     }
+    for run in &plan.bounds {
+        eprintln!("{} s: {}: bound", started.elapsed().as_secs(), run.name());
+        bound_run(run, &mut figures)?;
+    }
     println!("\n{}", figures.render());
     println!("all of it took {} s", started.elapsed().as_secs());
     finish_with("fresh", &figures.aims(), Some(figures.to_json()))
 }
 
-/// Starts the programs; none of them has series of its own.
-fn start(programs: &[Program]) -> io::Result<Vec<Contender>> {
+/// Starts the programs, FirnDB with `more` arguments; none of them has series of its own.
+fn start(programs: &[Program], more: &[&str]) -> io::Result<Vec<Contender>> {
+    let more = [&["--self-scrape=never"][..], more].concat();
     let start = |&program: &Program| {
-        let more: &[&str] = if program == Program::Firn { &["--self-scrape=never"] } else { &[] };
+        let more: &[&str] = if program == Program::Firn { &more } else { &[] };
         Ok(Contender { program, server: program.start_with(more)? })
     };
     programs.iter().map(start).collect()
@@ -116,16 +128,19 @@ fn query_run(
     programs: &[Program],
     figures: &mut FreshFigures,
 ) -> io::Result<()> {
-    let contenders = start(programs)?;
+    let contenders = match run.age {
+        Age::Churned => start(programs, &["--enable-admin-api"])?,
+        Age::SlowTier => start(&[Program::Firn], &["--enable-admin-api", "--upload-age-max=1s"])?,
+        _ => start(programs, &[])?,
+    };
     let load = Load { run, scrape_count: run.age.scrape_count(), has_history: true };
     let extent = load.send(&contenders, figures);
     let queries: Vec<FreshQuery> = run
         .parts()
         .into_iter()
         .enumerate()
-        // The label names of a database are the same whatever the shape: once is enough.
         .flat_map(|(idx, part)| {
-            FreshQuery::of(part).into_iter().filter(move |q| idx == 0 || q.name != "names")
+            FreshQuery::of(part).into_iter().filter(move |q| idx == 0 || !q.is_of_all_shapes())
         })
         .filter(|query| plan.classes.contains(&query.class))
         .collect();
@@ -133,11 +148,17 @@ fn query_run(
         let target = |number| query.request(extent, number).target();
         let name = format!("{} {}", query.part.shape.name(), query.name);
         let name = format!("{} {}", query.class.name(), name.trim_end());
-        figures.difference_count += check(&contenders, query, &name, &target);
+        let agreement = match (run.age, query.agreement) {
+            (Age::Churned, Agreement::Labels) => Agreement::LabelsWithin,
+            (_, agreement) => agreement,
+        };
+        let answering = if query.is_for_firn_alone() { 1 } else { contenders.len() };
+        let contenders = &contenders[..answering];
+        figures.difference_count += check(contenders, agreement, &name, &target);
         for client_count in plan.client_counts(run) {
             let rounds =
                 Rounds { count: 3, cpu_s: 0.2, time: Duration::from_millis(800), client_count };
-            let costs = measure(&contenders, rounds, &target);
+            let costs = measure(contenders, rounds, &target);
             let costs: Vec<_> =
                 contenders.iter().map(|contender| contender.program).zip(costs).collect();
             let cpu: Vec<String> = costs
@@ -154,15 +175,53 @@ fn query_run(
 
 /// Sends all samples of a run as scrapes, then kills the programs and starts them again.
 fn ingest_run(run: &Run, programs: &[Program], figures: &mut FreshFigures) -> io::Result<()> {
-    let mut contenders = start(programs)?;
+    let mut contenders = start(programs, &[])?;
     let scrape_count = run.ingest_scrape_count();
     let extent = Load { run, scrape_count, has_history: false }.send(&contenders, figures);
+    restart(run, &mut contenders, extent, figures)
+}
+
+/// The samples of a run of scrapes, in millions.
+fn samples_m(run: &Run) -> f64 {
+    let series =
+        run.parts().into_iter().map(|part| part.source_count * part.shape.series_per_source());
+    series.sum::<usize>() as f64 * run.ingest_scrape_count() as f64 / 1e6
+}
+
+/// Sends the same scrapes to a server with the default `--restart-time-max` and to one without a
+/// bound, by turns, then kills both.
+fn bound_run(run: &Run, figures: &mut FreshFigures) -> io::Result<()> {
+    let mut contenders = start(&[Program::Firn], &[])?;
+    contenders.append(&mut start(&[Program::Firn], &[UNBOUNDED])?);
+    let load = Load { run, scrape_count: run.ingest_scrape_count(), has_history: false };
+    let mut of_both = FreshFigures::default();
+    let extent = load.send(&contenders, &mut of_both);
+    // CPU from the start: a flush during the first scrape counts too.
+    let cost = |contender: &Contender| BoundCost {
+        cpu_s: contender.server.cpu_s() / samples_m(run),
+        flush_count: metric(contender, "firn_flushes_total").unwrap_or_default() as u64,
+        complete_s: 0.0,
+    };
+    let [mut bounded, mut unbounded] = [0, 1].map(|idx| cost(&contenders[idx]));
+    restart(run, &mut contenders, extent, &mut of_both)?;
+    bounded.complete_s = of_both.restarts[0].complete_s;
+    unbounded.complete_s = of_both.restarts[1].complete_s;
+    figures.bounds.push(BoundFigure { run: *run, bounded, unbounded });
+    Ok(())
+}
+
+/// Kills the programs and starts them again.
+fn restart(
+    run: &Run,
+    contenders: &mut [Contender],
+    extent: Extent,
+    figures: &mut FreshFigures,
+) -> io::Result<()> {
     let parts = run.parts();
-    let series = parts.iter().map(|part| part.source_count * part.shape.series_per_source());
-    let samples_m = series.sum::<usize>() as f64 * scrape_count as f64 / 1e6;
+    let samples_m = samples_m(run);
     let targets: Vec<String> =
         parts.into_iter().map(|part| FreshQuery::sample_count(part, extent).target()).collect();
-    for Contender { program, server } in &mut contenders {
+    for Contender { program, server } in contenders {
         // Newer versions of VictoriaMetrics add the duration to an answer: only data is compared.
         let answers = |connection: &mut Connection| -> Vec<Value> {
             let mut data =
@@ -208,12 +267,21 @@ impl Load<'_> {
     fn send(&self, contenders: &[Contender], figures: &mut FreshFigures) -> Extent {
         let (run, scrape_count) = (self.run, self.scrape_count);
         let idle: Vec<u64> = contenders.iter().map(|c| c.server.memory().anonymous).collect();
-        let mut data = Data::new(&run.parts(), run.labelling);
+        let parts = run.parts();
         let now_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64;
         let span_ms = scrape_count * INTERVAL_MS;
         let end_ms = (now_ms - 60_000) / INTERVAL_MS * INTERVAL_MS;
         let start_ms = end_ms - span_ms;
+        for generation in (1..=run.age.dead_generation_count()).rev() {
+            let mut dead = Data::new(&parts, run.labelling, generation);
+            let first_ms = start_ms - generation as i64 * GENERATION_MS;
+            post_to_all(contenders, &dead.history(first_ms, DEAD_SAMPLES, INTERVAL_MS));
+            flush(contenders);
+        }
+        let mut data = Data::new(&parts, run.labelling, 0);
+        let metadata = Data::metadata(&parts, run.labelling);
+        post_to_all(contenders, &[metadata]);
         let mut meter = Meter::new(contenders);
         meter.scrape(contenders, &mut data, start_ms);
         let first = Meter::new(contenders).since(&mut meter);
@@ -224,12 +292,16 @@ impl Load<'_> {
         for scrape in 0..scrapes - 1 {
             meter.scrape(contenders, &mut data, last_ms + scrape * INTERVAL_MS);
         }
+        if run.age == Age::SlowTier {
+            flush(contenders);
+            wait_until_uploaded(contenders);
+        }
         wait_until_quiet(contenders, Duration::from_secs(5));
         let rest = Meter::new(contenders).since(&mut meter);
         let series_count = data.series_count() as f64;
         let sample_millions = series_count * (scrapes - 1) as f64 / 1e6;
-        // A history has its own costs: senders send scrapes.
-        let is_measured = scrapes == scrape_count;
+        // A history has its own costs: senders send scrapes. So have series that have ended.
+        let is_measured = scrapes == scrape_count && run.age.dead_generation_count() == 0;
         for (idx, contender) in contenders.iter().enumerate().filter(|_| is_measured) {
             let used = contender.server.memory().anonymous.saturating_sub(idle[idx]);
             figures.ingests.push(IngestFigure {
@@ -252,13 +324,7 @@ impl Load<'_> {
         let mut next_ms = start_ms;
         while next_ms < end_ms {
             let count = ((end_ms - next_ms) / interval_ms).clamp(1, count_max);
-            let bodies = data.history(next_ms, count, interval_ms);
-            std::thread::scope(|scope| {
-                for Contender { program, server } in contenders {
-                    let bodies = &bodies;
-                    scope.spawn(|| post_all(server.address, program.write_path(), bodies, 2));
-                }
-            });
+            post_to_all(contenders, &data.history(next_ms, count, interval_ms));
             next_ms += count * interval_ms;
         }
     }
@@ -295,6 +361,45 @@ impl Meter {
     }
 }
 
+/// Posts requests to all programs at once.
+fn post_to_all(contenders: &[Contender], bodies: &[Vec<u8>]) {
+    std::thread::scope(|scope| {
+        for Contender { program, server } in contenders {
+            scope.spawn(|| post_all(server.address, program.write_path(), bodies, 2));
+        }
+    });
+}
+
+/// Makes FirnDB write its samples to tables: a snapshot begins with a flush.
+fn flush(contenders: &[Contender]) {
+    for contender in contenders.iter().filter(|contender| contender.program == Program::Firn) {
+        contender.connect().post("/api/v1/admin/tsdb/snapshot", &[]);
+    }
+}
+
+/// Waits until all tables of FirnDB are on its slow tier.
+///
+/// # Panics
+/// If they are not after two minutes.
+fn wait_until_uploaded(contenders: &[Contender]) {
+    let started = Instant::now();
+    let waits = |contender: &Contender| {
+        metric(contender, "firn_upload_waiting_since_timestamp_seconds").is_some()
+    };
+    while contenders.iter().any(waits) {
+        assert!(started.elapsed() < UPLOAD_TIME_MAX, "tables wait for their upload");
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// A metric of FirnDB without labels.
+fn metric(contender: &Contender, name: &str) -> Option<f64> {
+    let mut connection = contender.connect();
+    let text = String::from_utf8_lossy(connection.get("/metrics"));
+    let values = text.lines().filter_map(|line| line.split_once(' '));
+    values.filter(|(found, _)| *found == name).find_map(|(_, value)| value.parse().ok())
+}
+
 /// The members of all groups of FirnDB.
 fn groups(contender: &Contender) -> GroupFigure {
     let mut connection = contender.connect();
@@ -307,7 +412,7 @@ fn groups(contender: &Contender) -> GroupFigure {
 /// The number of answers that differ from FirnDB's. Also warms up all programs.
 fn check(
     contenders: &[Contender],
-    query: &FreshQuery,
+    agreement: Agreement,
     name: &str,
     target: &dyn Fn(u64) -> String,
 ) -> usize {
@@ -318,7 +423,7 @@ fn check(
             contenders.iter().map(|c| (c.program, c.connect().get(&target).to_vec())).collect();
         let Some(((_, ours), others)) = answers.split_first() else { continue };
         for (program, theirs) in others {
-            if let Err(why) = agree::check(query.agreement, ours, theirs, *program) {
+            if let Err(why) = agree::check(agreement, ours, theirs, *program) {
                 println!("{name}: {} differs from FirnDB: {why}", program.name());
                 difference_count += 1;
             }

@@ -3,10 +3,11 @@
 //! A request is encoded once and keeps its bytes: a scrape overwrites times and values in place.
 //! The generator then costs little more than snappy, so that it can serve as a unit of CPU.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::index::scatter;
-use crate::remote_write::{packed, push_label, push_series};
+use crate::remote_write::{packed, push_label, push_metadata, push_series};
 
 use super::shape::{Labelling, SenderShape, SentSeries};
 use super::walk::Value;
@@ -16,6 +17,8 @@ pub const INTERVAL_MS: i64 = 15_000;
 // Samples of a request, Prometheus' default.
 const SERIES_PER_REQUEST: usize = 2_000;
 const SHARDS: usize = 8;
+// Enough for all metrics of a shape.
+const SOURCES_WITH_METADATA: usize = 1_000;
 // The bytes of one sample: tag, length, tag and value, tag and time. A time is a varint of six
 // bytes from 1971 until 3084.
 const SAMPLE_BYTES: usize = 2 + 9 + 7;
@@ -55,21 +58,22 @@ struct SeriesState {
 }
 
 impl Data {
-    /// The series of `parts`, before their first sample.
-    pub fn new(parts: &[Part], labelling: Labelling) -> Data {
+    /// The series of `parts`, before their first sample. Each generation has sources of its own;
+    /// queries read those of generation 0.
+    pub fn new(parts: &[Part], labelling: Labelling, generation: usize) -> Data {
         let mut data = Data { requests: Vec::new(), series_count: 0 };
         for part in parts {
-            data.add(*part, labelling);
+            data.add(*part, labelling, generation);
         }
         data
     }
 
-    fn add(&mut self, Part { shape, source_count }: Part, labelling: Labelling) {
+    fn add(&mut self, Part { shape, source_count }: Part, labelling: Labelling, generation: usize) {
         // A shard has a random part of the series of all sources, as in Prometheus.
         let shard_count = if shape.is_mixed_by_sender() { SHARDS } else { 1 };
         let mut shards: Vec<ShardRequest> = Vec::new();
         shards.resize_with(shard_count, ShardRequest::default);
-        for source in 0..source_count {
+        for source in generation * source_count..(generation + 1) * source_count {
             for (idx, series) in shape.series(source, labelling.form(source)).iter().enumerate() {
                 let seed = scatter((source as u64) << 20 | idx as u64);
                 let request = &mut shards[(seed >> 32) as usize % shard_count];
@@ -87,6 +91,21 @@ impl Data {
     /// Number of series.
     pub fn series_count(&self) -> usize {
         self.series_count
+    }
+
+    /// A request with a type and a help text for each metric of `parts`.
+    pub fn metadata(parts: &[Part], labelling: Labelling) -> Vec<u8> {
+        let mut names = BTreeSet::new();
+        for Part { shape, source_count } in parts {
+            for source in 0..SOURCES_WITH_METADATA.min(*source_count) {
+                let labels = shape.series(source, labelling.form(source));
+                let labels = labels.into_iter().flat_map(|series| series.labels);
+                names.extend(labels.filter(|(name, _)| name == "__name__").map(|label| label.1));
+            }
+        }
+        let mut body = Vec::new();
+        names.iter().for_each(|name| push_metadata(name, &mut body));
+        packed(&body)
     }
 
     /// The requests with one sample of each series, in the interval that starts at `start_ms`.
@@ -231,7 +250,7 @@ mod tests {
         for shape in SenderShape::ALL {
             let source_count = 3_000 / shape.series_per_source();
             let part = Part { shape, source_count };
-            let mut data = Data::new(&[part], Labelling::Mixed);
+            let mut data = Data::new(&[part], Labelling::Mixed, 0);
             let mut decoded = Decoded::new();
             decode(&data.history(START_MS, 4, INTERVAL_MS), &mut decoded);
             for scrape in 4..7 {
@@ -263,9 +282,22 @@ mod tests {
     fn the_same_data_every_time() {
         let part = Part { shape: SenderShape::Cadvisor, source_count: 20 };
         let bodies = || {
-            let mut data = Data::new(&[part], Labelling::Lone);
+            let mut data = Data::new(&[part], Labelling::Lone, 1);
             (data.history(1_790_000_000_000, 3, 60_000), data.scrape(1_790_000_180_000))
         };
         assert!(bodies() == bodies());
+    }
+
+    #[test]
+    fn generations_share_no_series() {
+        for shape in SenderShape::ALL {
+            let part = Part { shape, source_count: 40 };
+            let mut decoded = Decoded::new();
+            for generation in 0..3 {
+                let mut data = Data::new(&[part], Labelling::Mixed, generation);
+                decode(&data.scrape(1_790_000_000_000), &mut decoded);
+            }
+            assert_eq!(decoded.len(), 3 * 40 * shape.series_per_source(), "{shape:?}");
+        }
     }
 }

@@ -104,6 +104,28 @@ pub struct RestartFigure {
     pub complete_s: f64,
 }
 
+/// The same samples with the default `--restart-time-max` and without a bound, in two servers.
+#[derive(Clone, Copy, Debug)]
+pub struct BoundFigure {
+    /// The data.
+    pub run: Run,
+    /// With the default.
+    pub bounded: BoundCost,
+    /// Without a bound.
+    pub unbounded: BoundCost,
+}
+
+/// The cost of a bound on the time of a restart, and its effect.
+#[derive(Clone, Copy, Debug)]
+pub struct BoundCost {
+    /// Server CPU seconds per million samples, of all samples and all flushes and merges.
+    pub cpu_s: f64,
+    /// Flushes.
+    pub flush_count: u64,
+    /// As [`RestartFigure::complete_s`].
+    pub complete_s: f64,
+}
+
 /// All figures.
 #[derive(Clone, Debug, Default)]
 pub struct FreshFigures {
@@ -113,6 +135,8 @@ pub struct FreshFigures {
     pub ingests: Vec<IngestFigure>,
     /// Of restarts.
     pub restarts: Vec<RestartFigure>,
+    /// Of `--restart-time-max`.
+    pub bounds: Vec<BoundFigure>,
     /// Answers that differ from FirnDB's.
     pub difference_count: usize,
 }
@@ -143,7 +167,7 @@ impl QueryFigure {
 
 /// The highest share of another program's CPU that a query may take.
 fn aim_of(class: Class, age: Age, peer: Program) -> f64 {
-    let is_recent = age <= Age::QuarterHour;
+    let is_recent = !matches!(age, Age::TwoHours | Age::Day);
     match (class, peer) {
         (Class::List, Program::Prometheus) => 2.0,
         (_, Program::VictoriaMetrics) => 1.0,
@@ -161,6 +185,7 @@ impl FreshFigures {
         self.render_queries(&mut out);
         self.render_ingests(&mut out);
         self.render_restarts(&mut out);
+        self.render_bounds(&mut out);
         out
     }
 
@@ -293,6 +318,31 @@ impl FreshFigures {
         }
     }
 
+    fn render_bounds(&self, out: &mut String) {
+        if self.bounds.is_empty() {
+            return;
+        }
+        line(
+            out,
+            format_args!(
+                "\n{:32} {:>9} {:>9} {:>11}",
+                "--restart-time-max", "S, CPU/M", "flushes", "complete s"
+            ),
+        );
+        for BoundFigure { run, bounded, unbounded } in &self.bounds {
+            for (name, cost) in [("default", bounded), ("1h", unbounded)] {
+                let BoundCost { cpu_s, flush_count, complete_s } = cost;
+                line(
+                    out,
+                    format_args!(
+                        "{:32} {cpu_s:>9.3} {flush_count:>9} {complete_s:>11.2}",
+                        format!("{} {name}", run.name())
+                    ),
+                );
+            }
+        }
+    }
+
     /// The aims of the measured classes, each with the worst figure.
     pub fn aims(&self) -> Vec<Aim> {
         let mut aims = Vec::new();
@@ -301,7 +351,7 @@ impl FreshFigures {
                 aims.push(Aim { name, figure, at_most });
             }
         };
-        for age in [Age::Now, Age::QuarterHour, Age::TwoHours, Age::Day] {
+        for age in [Age::Now, Age::QuarterHour, Age::TwoHours, Age::Day, Age::Churned] {
             for class in Class::ALL {
                 for peer in PEERS {
                     let of = |figure: &&QueryFigure| figure.class == class && figure.run.age == age;
@@ -358,6 +408,9 @@ impl FreshFigures {
             let name = format!("s until answers are complete after SIGKILL, {}", size.name());
             add(name, ours.map(|figure| figure.complete_s).collect(), at_most);
         }
+        let of_bound = |figure: &BoundFigure| figure.bounded.cpu_s / figure.unbounded.cpu_s;
+        let name = "CPU per sample, default --restart-time-max / 1h".to_owned();
+        add(name, self.bounds.iter().map(of_bound).collect(), 1.1);
         if !self.queries.is_empty() {
             let name = "answers that differ from FirnDB's".to_owned();
             add(name, vec![self.difference_count as f64], 0.0);
@@ -421,10 +474,21 @@ impl FreshFigures {
                 "complete_s": figure.complete_s,
             })
         });
+        let bounds = self.bounds.iter().map(|BoundFigure { run, bounded, unbounded }| {
+            let cost = |cost: &BoundCost| {
+                json!({
+                    "cpu_s_per_million": cost.cpu_s,
+                    "flushes": cost.flush_count,
+                    "complete_s": cost.complete_s,
+                })
+            };
+            json!({"run": run.name(), "default": cost(bounded), "1h": cost(unbounded)})
+        });
         json!({
             "queries": queries.collect::<Vec<_>>(),
             "ingests": ingests.collect::<Vec<_>>(),
             "restarts": restarts.collect::<Vec<_>>(),
+            "bounds": bounds.collect::<Vec<_>>(),
         })
     }
 }
@@ -494,6 +558,11 @@ mod tests {
                 ready_s: 3.0,
                 complete_s: 3.5,
             }],
+            bounds: vec![BoundFigure {
+                run: run(Labelling::Lone, Size::Usual, Age::TwoHours),
+                bounded: BoundCost { cpu_s: 0.6, flush_count: 9, complete_s: 0.9 },
+                unbounded: BoundCost { cpu_s: 0.5, flush_count: 3, complete_s: 4.0 },
+            }],
             difference_count: 2,
         }
     }
@@ -514,7 +583,9 @@ mod tests {
             ]
         );
         assert!(lines[5].trim().starts_with("narrow "), "{text}");
-        for wanted in ["SIGKILL", "samples", "iot grouped 101k now *", "1.200  200.00   50.00"] {
+        let bound = "iot lone 101k 2h default             0.600         9        0.90";
+        let ratios = "1.200  200.00   50.00";
+        for wanted in ["SIGKILL", "samples", "iot grouped 101k now *", ratios, bound] {
             assert!(text.contains(wanted), "{wanted} in\n{text}");
         }
         assert_eq!(FreshFigures::default().render(), "");
@@ -540,6 +611,7 @@ mod tests {
                 ("% of series outside of groups of 8", 100.0 * 4.0 / 44.0, 5.0),
                 ("memory per settled series, FirnDB / Prometheus", 0.05, 0.5),
                 ("s until answers are complete after SIGKILL, 1m", 3.5, 2.0),
+                ("CPU per sample, default --restart-time-max / 1h", 1.2, 1.1),
                 ("answers that differ from FirnDB's", 2.0, 0.0),
             ]
         );
@@ -566,5 +638,6 @@ mod tests {
         let json = alone.to_json();
         assert_eq!(json["queries"][2]["costs"]["FirnDB"]["cpu_ms"], 60.0);
         assert_eq!(json["restarts"][0]["complete_s"], 3.5);
+        assert_eq!(json["bounds"][0]["1h"]["flushes"], 3);
     }
 }

@@ -35,6 +35,10 @@ pub enum Age {
     TwoHours,
     /// A day: a sample per minute until 7.5 minutes before its end.
     Day,
+    /// As [`Age::Now`], after ten generations of other sources, an hour apart.
+    Churned,
+    /// As [`Age::Churned`], with all samples on FirnDB's slow tier. The others have none.
+    SlowTier,
 }
 
 /// One load of data.
@@ -57,13 +61,24 @@ pub struct Plan {
     pub queries: Vec<Run>,
     /// Runs with scrapes alone, then SIGKILL and a restart.
     pub ingests: Vec<Run>,
+    /// Runs with scrapes alone, with and without a bound on the time of a restart.
+    pub bounds: Vec<Run>,
     /// The classes of queries.
     pub classes: Vec<Class>,
     clients: Vec<usize>,
 }
 
+/// A kind of measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RunKind {
+    Queries,
+    Ingest,
+    Bound,
+}
+
 const CLIENTS: [usize; 2] = [1, 16];
 const SCRAPES_OF_LARGE: i64 = 16;
+const DEAD_GENERATIONS: usize = 10;
 
 const fn run(mixture: Mixture, labelling: Labelling, size: Size, age: Age) -> Run {
     Run { mixture, labelling, size, age }
@@ -96,7 +111,7 @@ fn selected<T: Copy>(words: &mut [(String, bool)], values: &[(&str, T)]) -> Vec<
 impl Plan {
     /// The runs that `words` select, separated by commas or blanks. A word is a value of an axis.
     /// An axis without a word keeps its default. Without a word for shape, labelling, size or age,
-    /// the default runs are selected; `queries` or `ingest` selects one kind of them.
+    /// the default runs are selected; `queries`, `ingest` or `bound` selects one kind of them.
     ///
     /// # Errors
     /// The unknown word and all known ones.
@@ -110,7 +125,7 @@ impl Plan {
         let ages = selected(&mut words, &AGES);
         let classes = selected(&mut words, &Class::ALL.map(|class| (class.name(), class)));
         let clients = selected(&mut words, &[("one", 1), ("sixteen", 16)]);
-        let kinds = selected(&mut words, &[("queries", true), ("ingest", false)]);
+        let kinds = selected(&mut words, &KINDS);
         if let Some((word, _)) = words.iter().find(|(_, is_known)| !is_known) {
             return Err(format!("unknown word {word:?}; {}", Plan::help()));
         }
@@ -121,25 +136,36 @@ impl Plan {
         } else {
             let mut all = Vec::new();
             for mixture in or(mixtures, &[TSBS]) {
-                for labelling in or(labellings.clone(), &[Labelling::Lone, Labelling::Grouped]) {
-                    for size in or(sizes.clone(), &[Size::Usual]) {
-                        for age in or(ages.clone(), &[Age::Now]) {
+                for size in or(sizes.clone(), &[Size::Usual]) {
+                    for age in or(ages.clone(), &[Age::Now]) {
+                        // Both labellings of the largest runs take more than 15 minutes.
+                        let is_long = size == Size::Large || age == Age::Day;
+                        let usual: &[Labelling] = match is_long {
+                            true => &[Labelling::Lone],
+                            false => &[Labelling::Lone, Labelling::Grouped],
+                        };
+                        for labelling in or(labellings.clone(), usual) {
                             all.push(run(mixture, labelling, size, age));
                         }
                     }
                 }
             }
-            (all.clone(), all)
+            let has_ingest = |run: &Run| run.age <= Age::TwoHours;
+            (all.clone(), all.into_iter().filter(has_ingest).collect())
         };
-        let wants = |kind| kinds.is_empty() || kinds.contains(&kind);
-        // A class or a number of clients selects queries.
-        let wants_ingest = match kinds.is_empty() {
-            true => classes.is_empty() && clients.is_empty(),
-            false => kinds.contains(&false),
+        let kinds = match kinds.is_empty() {
+            false => kinds,
+            // A class or a number of clients selects queries.
+            true if classes.is_empty() && clients.is_empty() => {
+                vec![RunKind::Queries, RunKind::Ingest]
+            }
+            true => vec![RunKind::Queries],
         };
+        let of = |kind, runs: Vec<Run>| if kinds.contains(&kind) { runs } else { Vec::new() };
         Ok(Plan {
-            queries: if wants(true) { queries } else { Vec::new() },
-            ingests: if wants_ingest { ingests } else { Vec::new() },
+            queries: of(RunKind::Queries, queries),
+            ingests: of(RunKind::Ingest, ingests.clone()),
+            bounds: of(RunKind::Bound, ingests),
             classes: or(classes, &Class::ALL),
             clients,
         })
@@ -150,19 +176,22 @@ impl Plan {
         let names = |names: Vec<&str>| names.join(" ");
         format!(
             "shapes: {}; labels: {}; series: {}; ages: {}; classes: {}; clients: one sixteen; \
-             kinds: queries ingest",
+             kinds: {}",
             names(MIXTURES.map(|(name, _)| name).to_vec()),
             names(LABELLINGS.map(|(name, _)| name).to_vec()),
             names(SIZES.map(|(name, _)| name).to_vec()),
             names(AGES.map(|(name, _)| name).to_vec()),
             names(Class::ALL.map(Class::name).to_vec()),
+            names(KINDS.map(|(name, _)| name).to_vec()),
         )
     }
 
     /// The numbers of clients of a run with queries. By default sixteen query the newest data of
-    /// one shape; elsewhere their answers cost as much as those of one client.
+    /// one shape, except for a million series; elsewhere their answers cost as much as those of
+    /// one client.
     pub fn client_counts(&self, run: &Run) -> Vec<usize> {
-        let is_usual = run.age == Age::Now && run.mixture != Mixture::Blend;
+        let is_usual =
+            run.age == Age::Now && run.mixture != Mixture::Blend && run.size != Size::Large;
         match (self.clients.is_empty(), is_usual) {
             (false, _) => self.clients.clone(),
             (true, true) => CLIENTS.to_vec(),
@@ -187,8 +216,16 @@ const MIXTURES: [(&str, Mixture); 7] = [
 const LABELLINGS: [(&str, Labelling); 3] =
     [("grouped", Labelling::Grouped), ("lone", Labelling::Lone), ("mixed", Labelling::Mixed)];
 const SIZES: [(&str, Size); 3] = [("2k", Size::Smoke), ("101k", Size::Usual), ("1m", Size::Large)];
-const AGES: [(&str, Age); 4] =
-    [("now", Age::Now), ("15m", Age::QuarterHour), ("2h", Age::TwoHours), ("1d", Age::Day)];
+const AGES: [(&str, Age); 6] = [
+    ("now", Age::Now),
+    ("15m", Age::QuarterHour),
+    ("2h", Age::TwoHours),
+    ("1d", Age::Day),
+    ("churn", Age::Churned),
+    ("slow", Age::SlowTier),
+];
+const KINDS: [(&str, RunKind); 3] =
+    [("queries", RunKind::Queries), ("ingest", RunKind::Ingest), ("bound", RunKind::Bound)];
 
 fn name_of<T: PartialEq>(values: &[(&'static str, T)], wanted: &T) -> &'static str {
     values.iter().find(|(_, value)| value == wanted).map_or("", |(name, _)| name)
@@ -219,11 +256,16 @@ impl Age {
     /// The number of scrapes in it.
     pub fn scrape_count(self) -> i64 {
         match self {
-            Age::Now => 30,
+            Age::Now | Age::Churned | Age::SlowTier => 30,
             Age::QuarterHour => 60,
             Age::TwoHours => 480,
             Age::Day => 5_760,
         }
+    }
+
+    /// The generations of sources that have ended before it.
+    pub fn dead_generation_count(self) -> usize {
+        if matches!(self, Age::Churned | Age::SlowTier) { DEAD_GENERATIONS } else { 0 }
     }
 
     /// The interval of its samples before the last 30 scrapes.
@@ -289,12 +331,21 @@ mod tests {
         assert_eq!(plan.client_counts(&plan.queries[0]), [16]);
         assert_eq!((plan.classes, plan.ingests), (vec![Class::List], Vec::new()));
 
+        let plan = Plan::of("1m queries").unwrap();
+        assert_eq!(names(&plan.queries), ["tsbs lone 1m now"]);
+        assert_eq!(plan.client_counts(&plan.queries[0]), [1]);
+        let plan = Plan::of("2k grouped 1d churn slow").unwrap();
+        let ages = ["1d", "churn", "slow"].map(|age| format!("tsbs grouped 2k {age}"));
+        assert_eq!((names(&plan.queries), plan.ingests.len()), (ages.to_vec(), 0));
+
         let plan = Plan::of("otlp blend now 15m").unwrap();
         assert_eq!(plan.queries.len(), 2 * 2 * 2);
         assert_eq!(plan.ingests, plan.queries);
 
         let plan = Plan::of("ingest").unwrap();
         assert_eq!((plan.queries.len(), plan.ingests.as_slice()), (0, &INGESTS[..]));
+        let plan = Plan::of("bound").unwrap();
+        assert_eq!((plan.ingests.len(), plan.bounds.as_slice()), (0, &INGESTS[..]));
         let plan = Plan::of("queries lone").unwrap();
         assert_eq!(
             (names(&plan.queries), plan.ingests.len()),

@@ -24,7 +24,7 @@ pub enum Class {
     Topk,
     /// The number of series of a regex of names by a label.
     Count,
-    /// Label names, values of a label, series of a regex, each with start and end.
+    /// Label names, values of a label, series of a regex, each with start and end; metadata.
     List,
 }
 
@@ -62,6 +62,7 @@ pub enum ApiRequest {
     LabelNames { start_ms: i64, end_ms: i64 },
     LabelValues { label: String, selector: Option<String>, start_ms: i64, end_ms: i64 },
     Series { selector: String, start_ms: i64, end_ms: i64 },
+    Metadata,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +76,7 @@ enum QueryKind {
     Values,
     ValuesOfMetric,
     Series,
+    Metadata,
 }
 
 /// The names that a shape's queries use.
@@ -127,7 +129,18 @@ impl FreshQuery {
             query(Class::List, "values", Agreement::Labels, QueryKind::Values),
             query(Class::List, "values of a metric", Agreement::Labels, QueryKind::ValuesOfMetric),
             query(Class::List, "series", Agreement::Labels, QueryKind::Series),
+            query(Class::List, "metadata", Agreement::Labels, QueryKind::Metadata),
         ]
+    }
+
+    /// Whether the answer is the same for every shape of a database.
+    pub fn is_of_all_shapes(&self) -> bool {
+        matches!(self.kind, QueryKind::Names | QueryKind::Metadata)
+    }
+
+    /// Whether the other programs have no answer: they drop the metadata of remote write.
+    pub fn is_for_firn_alone(&self) -> bool {
+        matches!(self.kind, QueryKind::Metadata)
     }
 
     /// A request whose answer is complete only if every sample of one metric of `part` is there.
@@ -207,6 +220,7 @@ impl FreshQuery {
                 let selector = format!("{{__name__=~\"{listed}\",{source_label}=~\"{sources}\"}}");
                 ApiRequest::Series { selector, start_ms, end_ms }
             }
+            QueryKind::Metadata => ApiRequest::Metadata,
         }
     }
 }
@@ -334,6 +348,7 @@ impl ApiRequest {
             ApiRequest::Series { selector, start_ms, end_ms } => {
                 format!("/api/v1/series?{}&{}", matching(selector), times(*start_ms, *end_ms))
             }
+            ApiRequest::Metadata => "/api/v1/metadata".to_owned(),
         }
     }
 }
