@@ -45,6 +45,8 @@ pub(crate) struct Collector {
 /// The state while the database is open.
 pub(super) struct Scraping {
     budget: Budget,
+    /// Of a series.
+    label_count_max: usize,
     /// For scrapes of targets whose last scrape has failed, shared by jobs.
     doubtful: FairPlaces,
     bodies: Bodies,
@@ -165,11 +167,17 @@ fn providers(file: &LoadedFile) -> Result<Vec<(String, Vec<Provider>)>> {
 }
 
 impl Collector {
-    /// The state for a database with `budget`, with its workers.
+    /// The state for a database with `budget`, whose series have at most `label_count_max` labels,
+    /// with its workers.
     ///
     /// # Errors
     /// `Unavailable` if a thread cannot start.
-    pub(super) fn open(&self, budget: &Budget, on_idle: fn()) -> Result<&Scraping> {
+    pub(super) fn open(
+        &self,
+        budget: &Budget,
+        label_count_max: usize,
+        on_idle: fn(),
+    ) -> Result<&Scraping> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let options = WorkerOptions {
             name: "firn-scrape",
@@ -201,6 +209,7 @@ impl Collector {
                 Purpose::Scrapes.connections_max(),
             )),
             budget: budget.clone(),
+            label_count_max,
             bodies: Bodies::new(budget),
             scratch: Mutex::new(ScrapeScratch::new(budget)),
             commits: Commits::new(budget),
@@ -288,7 +297,7 @@ impl Scraping {
         let groups = lists.iter().flat_map(|list| &list.groups);
         // Without the lock: scrapes would wait for the relabelling of all targets.
         let known = |labels: &Labels| self.state.lock().pools.known(job, labels);
-        let list = PreparedList::read(job, groups, &self.budget, known);
+        let list = PreparedList::read(job, groups, &self.budget, self.label_count_max, known);
         let mut state = self.state.lock();
         let report = state.pools.sync(&job.job_name, list, now());
         self.totals.synced(&job.job_name, &report, begun.elapsed());

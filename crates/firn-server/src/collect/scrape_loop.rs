@@ -51,7 +51,8 @@ fn start(collector: &Arc<Collector>, app: &Arc<App>, stopping: &Stopping) -> Res
     if let Some(collect) = &app.collect {
         collect.file.limit_memory(budget);
     }
-    let running = collector.open(budget, app.on_idle)?;
+    let label_count_max = app.config.label_limits().label_count_max;
+    let running = collector.open(budget, label_count_max, app.on_idle)?;
     let scraping = start_scraping(collector, app, stopping.clone())?;
     let threads = [scraping, start_committing(collector, app)?];
     running.threads.lock().extend(threads);
