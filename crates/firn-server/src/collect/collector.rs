@@ -19,7 +19,7 @@ use firn_fetch::{
     Bodies, Client, ClientId, Connections, FairPlaces, FetchError, PlacePermit, Purpose, Request,
     Response,
 };
-use firn_model::{Budget, Labels, Pool, Result, Timestamp};
+use firn_model::{Budget, Labels, Pool, Result, Timestamp, excerpt_within};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
@@ -119,6 +119,8 @@ pub(super) type ScrapeAnswer = std::result::Result<Response, FetchFailure>;
 
 // A worker waits for the device most of its time, and all waiting workers share one sync.
 const WORKERS_PER_CORE: usize = 2;
+// A part of the error of a scrape, of which each target keeps the last one.
+const SHOWN_URL_BYTES_MAX: usize = 2 << 10;
 // The texts of a request, its task and its timer, beside the state of its fetch.
 const FETCH_BYTES: usize = 2 << 10;
 // Scrapes of targets that have not answered may take an eighth of the memory: each about the memory
@@ -442,7 +444,11 @@ impl Scraping {
         };
         client.send(&outgoing, connections).await.map_err(|error| match error {
             FetchError::BodyLimit => FetchFailure::BodyLimit,
-            error => FetchFailure::Other(format!("Get {:?}: {error}", Url::shown(&outgoing.url))),
+            error => {
+                let shown = Url::shown(&outgoing.url);
+                let shown = excerpt_within(&shown, SHOWN_URL_BYTES_MAX);
+                FetchFailure::Other(format!("Get {shown:?}: {error}"))
+            }
         })
     }
 
