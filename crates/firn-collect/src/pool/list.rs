@@ -45,8 +45,8 @@ pub struct KnownTarget {
 const ERRORS_KEPT: usize = 10;
 
 impl PreparedList {
-    /// The list of all targets of `groups`. Samples may have `label_count_max` labels: a target with
-    /// more fails, because its series would all be refused. `known` is
+    /// The list of all targets of `groups`. Series have at most `label_count_max` labels: a target
+    /// with more fails, because its series would all be refused. `known` is
     /// [`super::ScrapePools::known`] for the job, and is called once for each listed target.
     ///
     /// # Errors

@@ -528,8 +528,8 @@ fn stale_series(batch: &RowBatch) -> Vec<SeriesRef> {
     stale.map(|cell| SeriesRef { group: cell.group, slot: cell.slot }).collect()
 }
 
-/// The labels of a member of `group`, without those of the group. `None` if the series is no member.
-/// O(labels): both are sorted.
+/// The labels of a member of `group`, without those of the group. `None` if the series is no
+/// member. O(labels): both are sorted.
 fn labels_beside(labels: &Labels, group: &Labels) -> Option<Labels> {
     let mut wanted = group.iter_bytes().peekable();
     let own = labels.iter_bytes().filter(|pair| wanted.next_if_eq(pair).is_none());
