@@ -140,6 +140,8 @@ fn scrapes_reserve_the_memory_that_they_take(budget: &Budget) {
         check(&format!("{count} that change"), none, false, &changed);
         check(&format!("{count} that are dropped"), drop, false, &[lines(count, label)]);
         check(&format!("{count} that are refused"), none, true, &[lines(count, label)]);
+        let twice = lines(4 * count, |n| format!("m{}", n / 2));
+        check(&format!("{} that repeat", 4 * count), none, false, &[twice.clone(), twice]);
         let long = |n: usize| format!("m{{n=\"{n}{}\"}}", word(300));
         check(&format!("{count} long texts"), none, false, &[lines(count, long)]);
     }
@@ -177,7 +179,7 @@ fn lists_reserve_the_memory_that_they_take(budget: &Budget) {
             for (nth, list) in [&first, &first, &second].into_iter().enumerate() {
                 reset_unreserved_peak();
                 let known = |labels: &Labels| pools.known(&jobs[0], labels);
-                let list = PreparedList::read(&jobs[0], [list], budget, known);
+                let list = PreparedList::read(&jobs[0], [list], budget, 64, known);
                 pools.sync("j", list, 0).expect("memory");
                 let taken = live_bytes() as i64 - live as i64;
                 let reserved = budget.usage().used_bytes as i64 - used as i64;

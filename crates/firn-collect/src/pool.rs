@@ -153,7 +153,7 @@ pub enum Work {
     },
     /// The target was removed: stale markers at `ts`.
     End {
-        /// The time of the first scrape that it missed.
+        /// The time of the first scrape that it missed, or of the end if that is earlier.
         ts: Timestamp,
         /// Series that other targets have now.
         alive: Arc<AliveSeries>,
@@ -282,6 +282,7 @@ impl ScrapePools {
         });
         pool.refused = synced.as_ref().err().map(|error| error.to_string().into());
         self.pools.insert(job_name.to_owned(), pool);
+        self.forget_void_work();
         synced
     }
 
@@ -407,16 +408,32 @@ impl ScrapePools {
         self.forget_labels(id);
         let Some(slot) = self.slots.get_mut(&id) else { return };
         slot.state = SlotState::Leaving;
-        if let Some(scraper) = &slot.scraper {
-            slot.due_at = end_at(scraper).max(now);
-            let entry = (slot.due_at, id);
-            self.due.push(Reverse(entry));
+        match &slot.scraper {
+            Some(scraper) if scraper.is_ended() => self.remove(id),
+            Some(scraper) => {
+                slot.due_at = end_by(scraper, now).max(now);
+                let entry = (slot.due_at, id);
+                self.due.push(Reverse(entry));
+            }
+            None => {}
         }
     }
 
     fn remove(&mut self, id: TargetId) {
         self.forget_labels(id);
         self.slots.remove(&id);
+    }
+
+    /// Forgets void entries of the work to come, once they are many: those of a target with a long
+    /// interval would stay for as long.
+    fn forget_void_work(&mut self) {
+        const VOID_MIN: usize = 1_024;
+        let slot_count = self.slots.len();
+        if self.due.len() <= slot_count.saturating_mul(2).saturating_add(VOID_MIN) {
+            return;
+        }
+        let waiting = self.slots.iter().filter(|(_, slot)| slot.scraper.is_some());
+        self.due = waiting.map(|(id, slot)| Reverse((slot.due_at, *id))).collect();
     }
 
     /// The series of the target are no longer alive.
@@ -474,7 +491,7 @@ impl ScrapePools {
             let Some(scraper) = &mut slot.scraper else { continue };
             scraper.follow_clock(now);
             slot.due_at = match slot.state {
-                SlotState::Leaving => end_at(scraper),
+                SlotState::Leaving => end_by(scraper, now),
                 _ => scraper.next_at(),
             };
             self.due.push(Reverse((slot.due_at, *id)));
@@ -490,7 +507,7 @@ impl ScrapePools {
             return None;
         };
         let scraper = self.slots.get_mut(&id)?.take_scraper()?;
-        let ts = scraper.next_at();
+        let ts = scraper.next_at().min(now);
         Some(Due { id, scraper, work: Work::End { ts, alive } })
     }
 
@@ -554,7 +571,8 @@ impl ScrapePools {
             }
             SlotState::Leaving => {
                 // Later than now: an end that was not written is tried again.
-                slot.due_at = end_at(&scraper).max(now.saturating_add(scraper.interval_ms()));
+                let pause_ms = scraper.interval_ms().min(END_WAIT_MS_MAX);
+                slot.due_at = end_by(&scraper, now).max(now.saturating_add(pause_ms));
                 slot.scraper = Some(scraper);
                 let entry = (slot.due_at, id);
                 self.due.push(Reverse(entry));
@@ -674,6 +692,9 @@ fn labels_bytes(labels: &Labels) -> u64 {
 // Stale markers that cannot be written for this long are of no use: their series are out of the
 // lookback of most queries.
 const END_TRIES_MS: i64 = 600_000;
+// An end waits at most this long for the next scrape of a successor. That of an interval of five
+// minutes, the usual lookback, waits for ten and a half.
+const END_WAIT_MS_MAX: i64 = 900_000;
 // How long an end waits for a scrape of a target with the same labels.
 const RETRY_MS: i64 = 1_000;
 // The series of a target that leaves are compared with those of as many targets with the same
@@ -692,4 +713,9 @@ const SET_BACK_MS_MIN: i64 = 1_000;
 fn end_at(scraper: &TargetScraper) -> Timestamp {
     let interval_ms = scraper.interval_ms();
     scraper.next_at().saturating_add(interval_ms).saturating_add(interval_ms / 10)
+}
+
+/// [`end_at`], but soon for a target with a long interval: it holds its memory until its end.
+fn end_by(scraper: &TargetScraper, now: Timestamp) -> Timestamp {
+    end_at(scraper).min(now.saturating_add(END_WAIT_MS_MAX))
 }

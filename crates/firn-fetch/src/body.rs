@@ -4,7 +4,6 @@ use std::io::{self, Write};
 use std::ops::Deref;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use firn_model::{Budget, Pool, Reservation};
 use flate2::write::MultiGzDecoder;
 use parking_lot::Mutex;
@@ -16,6 +15,8 @@ use crate::FetchError;
 #[derive(Clone, Debug)]
 pub struct Bodies {
     budget: Budget,
+    /// The part of the budget that the bodies of this client have.
+    own: Budget,
     idle: Arc<Mutex<Vec<Buffer>>>,
 }
 
@@ -42,10 +43,27 @@ const IDLE_BUFFER_BYTES_MAX: usize = 256 << 10;
 const FIRST_BYTES_MIN: usize = 4 << 10;
 const FIRST_BYTES_MAX: usize = 1 << 20;
 
+// Bodies that leave no memory to those of other clients: most bodies of targets that do not answer
+// in time are not longer, and their number is bounded.
+const SHORT_BYTES_MAX: usize = 64 << 10;
+// The memory of a client's bodies for that which is left: see `FairPlaces`.
+const SHARE_MAX: u64 = 3;
+
+// Unpacked bytes that take a fraction of a millisecond. The rest of a body is unpacked by a thread
+// of its own: a body of 100 KB may unpack to 100 MB, and many scrapes share one thread.
+const UNPACKED_HERE_MAX: usize = 256 << 10;
+// Packed bytes, which unpack to a thousand times as many at most.
+const PIECE_BYTES: usize = 512;
+
 impl Bodies {
     /// No body yet. All are reserved in the pool `requests` of `budget`.
     pub fn new(budget: &Budget) -> Bodies {
-        Bodies { budget: budget.clone(), idle: Arc::default() }
+        Bodies { budget: budget.clone(), own: budget.part(u64::MAX), idle: Arc::default() }
+    }
+
+    /// Those of one more client.
+    pub(crate) fn of_client(&self) -> Bodies {
+        Bodies { own: self.budget.part(u64::MAX), ..self.clone() }
     }
 
     pub(crate) fn budget(&self) -> &Budget {
@@ -54,7 +72,7 @@ impl Bodies {
 
     /// A body of these bytes, which are few: they are reserved without a limit.
     pub(crate) fn unlimited(&self, bytes: Vec<u8>) -> Body {
-        let mut held = self.budget.empty(Pool::Requests);
+        let mut held = self.own.empty(Pool::Requests);
         held.take(bytes.capacity() as u64);
         Body { buffer: Buffer { bytes, held }, home: self.clone() }
     }
@@ -132,7 +150,29 @@ impl Unpacker {
         Unpacker { sink }
     }
 
-    pub(crate) fn push(&mut self, frame: &Bytes) -> Result<(), FetchError> {
+    /// Unpacks `frame` as long as this takes a short time. Returns the rest.
+    pub(crate) fn push_here<'f>(&mut self, frame: &'f [u8]) -> Result<&'f [u8], FetchError> {
+        let mut rest = frame;
+        if let Packed::Plain(_) = self.sink {
+            return self.push(frame).map(|()| &[][..]);
+        }
+        while !rest.is_empty() && self.len() <= UNPACKED_HERE_MAX {
+            let (piece, behind) = rest.split_at(rest.len().min(PIECE_BYTES));
+            self.push(piece)?;
+            rest = behind;
+        }
+        Ok(rest)
+    }
+
+    /// The unpacked bytes so far.
+    fn len(&self) -> usize {
+        match &self.sink {
+            Packed::Plain(sink) => sink.body.len(),
+            Packed::Gzip(decoder) => decoder.get_ref().body.len(),
+        }
+    }
+
+    pub(crate) fn push(&mut self, frame: &[u8]) -> Result<(), FetchError> {
         let (written, sink) = match &mut self.sink {
             Packed::Plain(sink) => (sink.write_all(frame), sink),
             Packed::Gzip(decoder) => (decoder.write_all(frame), decoder.get_mut()),
@@ -176,7 +216,12 @@ impl Sink {
             *buffer = kept;
             return Ok(());
         }
+        // The bodies of a client grow while a third of their memory is left to those of others.
+        let is_long = capacity > SHORT_BYTES_MAX;
+        let left = if is_long { home.own.usage().used_bytes / SHARE_MAX } else { 0 };
+        let left = home.budget.reserve(Pool::Requests, left).map_err(FetchError::Memory)?;
         buffer.held.cover(capacity as u64).map_err(FetchError::Memory)?;
+        drop(left);
         buffer.bytes.reserve_exact(capacity.saturating_sub(buffer.bytes.len()));
         Ok(())
     }
@@ -221,7 +266,7 @@ mod tests {
         let bodies = Bodies::new(&Budget::new(memory));
         let mut unpacker = Unpacker::new(is_gzip, bytes_max, 0, &bodies);
         for frame in body.chunks(7) {
-            unpacker.push(&Bytes::copy_from_slice(frame))?;
+            unpacker.push(frame)?;
         }
         unpacker.finish().map(|body| {
             assert!(body.buffer.held.bytes() >= body.buffer.bytes.capacity() as u64);
@@ -245,7 +290,7 @@ mod tests {
     fn body_of_len(bodies: &Bodies, len: usize, last_len: usize) -> Body {
         let mut unpacker = Unpacker::new(false, 0, last_len, bodies);
         for frame in vec![b'a'; len].chunks(1_000) {
-            unpacker.push(&Bytes::copy_from_slice(frame)).unwrap();
+            unpacker.push(frame).unwrap();
         }
         unpacker.finish().unwrap()
     }
@@ -290,6 +335,40 @@ mod tests {
             assert_eq!(f(99).unwrap().len(), 99);
             assert!(matches!(f(100), Err(FetchError::BodyLimit)));
         }
+    }
+
+    /// Before, all of it was unpacked by the thread of all scrapes: good targets of a job with 200
+    /// bombs of 100 KB timed out.
+    #[test]
+    fn only_the_beginning_of_a_body_is_unpacked_here() {
+        let bodies = Bodies::new(&Budget::new(64 << 20));
+        for (text_len, is_whole) in [(100_000, true), (UNPACKED_HERE_MAX, true), (8 << 20, false)] {
+            let frame = packed(&vec![b'a'; text_len]);
+            let mut unpacker = Unpacker::new(true, 0, 0, &bodies);
+            let rest = unpacker.push_here(&frame).unwrap();
+            assert_eq!(rest.is_empty(), is_whole, "{text_len}");
+            assert!(unpacker.len() <= UNPACKED_HERE_MAX + 1_100 * PIECE_BYTES, "{text_len}");
+            unpacker.push(rest).unwrap();
+            assert_eq!(unpacker.finish().unwrap().len(), text_len);
+        }
+        let mut unpacker = Unpacker::new(false, 0, 0, &bodies);
+        assert!(unpacker.push_here(&[b'a'; 1 << 20]).unwrap().is_empty());
+    }
+
+    /// Before, the bodies of one job that arrive slowly took all memory: other scrapes failed.
+    #[test]
+    fn bodies_of_one_client_leave_memory_to_others() {
+        let all = Bodies::new(&Budget::new(16 << 20));
+        let [many, other] = [(); 2].map(|()| all.of_client());
+        let open = |bodies: &Bodies| {
+            let mut unpacker = Unpacker::new(false, 0, 0, bodies);
+            unpacker.push(&[b'a'; 1 << 20]).map(|()| unpacker)
+        };
+        let held: Vec<Unpacker> = std::iter::from_fn(|| open(&many).ok()).collect();
+        assert!((8..12).contains(&held.len()), "{}", held.len());
+        assert!(open(&other).is_ok());
+        drop(held);
+        assert_eq!(many.own.usage().used_bytes, 0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The client: one request with its redirects.
 
 use std::fmt;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,10 +13,11 @@ use hyper::header::{
     LOCATION, PROXY_AUTHORIZATION,
 };
 use hyper::{Method, StatusCode, Uri};
+use tokio::task::spawn_blocking;
 
 use crate::body::{Bodies, Body, Unpacker};
 use crate::connect::{Connections, Open, Reach, Route};
-use crate::fair::ClientId;
+use crate::fair::{ClientId, FairPlaces};
 use crate::lines::Lines;
 use crate::message::{Content, Request, Response};
 use crate::outgoing::Purpose;
@@ -72,7 +74,7 @@ impl Client {
                 None => None,
             },
             config: config.clone(),
-            bodies: bodies.clone(),
+            bodies: bodies.of_client(),
             purpose: Purpose::Other,
             id: ClientId::unique(),
         })
@@ -296,7 +298,7 @@ impl Client {
             && request.headers.iter().any(asks_gzip);
         let (bytes_max, last_len) = (request.body_bytes_max, connections.body_len);
         let unpacker = Unpacker::new(is_gzip, bytes_max, last_len, &self.bodies);
-        let body = open.drive(unpack(response.into_body(), unpacker)).await?;
+        let body = open.drive(unpack(response.into_body(), unpacker, self.id)).await?;
         connections.body_len = body.len();
         connections.keep(open);
         let secrets = SentSecrets::default();
@@ -393,12 +395,31 @@ fn without_user(uri: &Uri) -> String {
     format!("{scheme}://{host}{path}")
 }
 
-async fn unpack(mut packed: Incoming, mut unpacker: Unpacker) -> Result<Body, FetchError> {
+/// Clients whose long bodies are unpacked at the same time.
+static UNPACKING: LazyLock<FairPlaces> = LazyLock::new(|| FairPlaces::new(4));
+
+async fn unpack(
+    mut packed: Incoming,
+    mut unpacker: Unpacker,
+    client: ClientId,
+) -> Result<Body, FetchError> {
     while let Some(frame) = packed.frame().await {
         let frame = frame.map_err(|error| FetchError::Transport(with_causes(&error)))?;
-        if let Ok(data) = frame.into_data() {
-            unpacker.push(&data)?;
+        let Ok(data) = frame.into_data() else { continue };
+        let rest = data.slice_ref(unpacker.push_here(&data)?);
+        if rest.is_empty() {
+            continue;
         }
+        let permit = UNPACKING.take(client).await?;
+        let unpacking = spawn_blocking(move || {
+            let _permit = permit;
+            let pushed = unpacker.push(&rest);
+            (unpacker, pushed)
+        });
+        let (back, pushed) =
+            unpacking.await.map_err(|error| FetchError::transport("gzip", error))?;
+        unpacker = back;
+        pushed?;
     }
     unpacker.finish()
 }

@@ -302,6 +302,7 @@ impl Route {
     ) -> Result<Open, FetchError> {
         let bytes = CONNECTION_BYTES.saturating_add(if tls.is_some() { TLS_BYTES } else { 0 });
         let mut held = budget.reserve(Pool::Requests, bytes).map_err(FetchError::Memory)?;
+        let client = permit.client();
         let mut is_near = false;
         let mut stream = match (&self.unix_socket, &self.proxy) {
             (Some(path), _) => {
@@ -314,9 +315,9 @@ impl Route {
                     )
                 })?)
             }
-            (None, Some(proxy)) => self.through(proxy, tls.as_ref(), proxies).await?,
+            (None, Some(proxy)) => self.through(proxy, tls.as_ref(), proxies, client).await?,
             (None, None) => {
-                let stream = dial(&self.host, self.port).await?;
+                let stream = dial(&self.host, self.port, client).await?;
                 is_near = leads_near(&stream);
                 boxed(stream)
             }
@@ -368,8 +369,9 @@ impl Route {
         proxy: &Proxy,
         tls: Option<&(&TlsSource, Arc<ClientConfig>)>,
         proxies: &Proxies,
+        client: ClientId,
     ) -> Result<Box<dyn Stream>, FetchError> {
-        let mut stream = boxed(dial(&proxy.host, proxy.port).await?);
+        let mut stream = boxed(dial(&proxy.host, proxy.port, client).await?);
         match proxy.kind {
             ProxyKind::Socks5 => {
                 socks5(&mut stream, proxy, &self.host, self.port).await?;
@@ -427,10 +429,10 @@ fn boxed<'s>(stream: impl Stream + 's) -> Box<dyn Stream + 's> {
     Box::new(stream)
 }
 
-async fn dial(host: &str, port: u16) -> Result<TcpStream, FetchError> {
+async fn dial(host: &str, port: u16, client: ClientId) -> Result<TcpStream, FetchError> {
     let name = host.trim_start_matches('[').trim_end_matches(']');
     let place = format!("dial tcp {host}:{port}");
-    let addresses = lookup(name, port).await;
+    let addresses = lookup(name, port, client).await;
     let addresses = addresses.map_err(|error| FetchError::transport(&place, error))?;
     let stream = TcpStream::connect(addresses.as_slice()).await.map_err(|error| {
         FetchError::transport(&format!("{place}: connect"), system_text(&error))

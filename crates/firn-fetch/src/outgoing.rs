@@ -112,6 +112,13 @@ impl Places {
     }
 }
 
+impl ConnectionPermit {
+    /// The client of the connection.
+    pub(crate) fn client(&self) -> ClientId {
+        self.client
+    }
+}
+
 impl fmt::Display for Purpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -45,8 +45,9 @@ pub struct KnownTarget {
 const ERRORS_KEPT: usize = 10;
 
 impl PreparedList {
-    /// The list of all targets of `groups`. `known` is [`super::ScrapePools::known`] for the job,
-    /// and is called once for each listed target.
+    /// The list of all targets of `groups`. Series have at most `label_count_max` labels: a target
+    /// with more fails, because its series would all be refused. `known` is
+    /// [`super::ScrapePools::known`] for the job, and is called once for each listed target.
     ///
     /// # Errors
     /// `TooLarge` for too many labels of targets that are left out, `Busy` without memory.
@@ -54,6 +55,7 @@ impl PreparedList {
         job: &Arc<ScrapeConfig>,
         groups: impl IntoIterator<Item = &'g DiscoveredGroup>,
         budget: &Budget,
+        label_count_max: usize,
         known: impl Fn(&Labels) -> Option<KnownTarget>,
     ) -> Result<PreparedList> {
         let mut list = PreparedList {
@@ -82,6 +84,9 @@ impl PreparedList {
                 let work = discovered.as_ref().map_or(LABELS_WORK_MAX, labels_work);
                 let populated = discovered.and_then(|discovered| {
                     let target = Target::populate(job, discovered.clone(), &mut editor)?;
+                    if let Some(target) = &target {
+                        check_label_count(target, label_count_max)?;
+                    }
                     Ok((discovered, target))
                 });
                 let is_left_out = match &populated {
@@ -147,6 +152,19 @@ const WORK_PER_LISTED: u64 = 16;
 const LABEL_WORK: u64 = 50;
 // Of a target whose labels are too many or too long.
 const LABELS_WORK_MAX: u64 = 1 << 20;
+
+/// # Errors
+/// `TooLarge` for more than `label_count_max` labels that samples would have.
+fn check_label_count(target: &Target, label_count_max: usize) -> Result<()> {
+    let labels = &target.labels;
+    match labels.iter_bytes().filter(|(name, _)| !name.starts_with(b"__")).count() {
+        count if count > label_count_max => Err(Error::too_large(format!(
+            "a target has {count} labels, but series may have {label_count_max}: drop some by \
+             relabel_configs, or raise --label-count-max"
+        ))),
+        _ => Ok(()),
+    }
+}
 
 /// The work of relabelling, in bytes.
 fn labels_work(labels: &Labels) -> u64 {

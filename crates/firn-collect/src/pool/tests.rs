@@ -129,7 +129,7 @@ impl Collector {
         let pools = &self.pools;
         let pool = pools.pools.get(job).or(pools.pools.values().next()).unwrap();
         let known = |labels: &Labels| pools.known(&pool.job, labels);
-        let list = PreparedList::read(&pool.job, [group], &pools.context.budget, known);
+        let list = PreparedList::read(&pool.job, [group], &pools.context.budget, 64, known);
         self.pools.sync(job, list, self.now)
     }
 
@@ -502,6 +502,47 @@ fn a_target_with_too_many_labels_fails_alone() {
     let report = world.sync_group("j", &all).unwrap();
     assert_eq!((report.active_count, report.failed_count), (2, 1));
     assert!(report.errors[0].contains("over 4096 labels"), "{:?}", report.errors);
+}
+
+/// Before, each series of such a target was compared label by label, only to be refused: a target
+/// with 4,000 labels that was down occupied the scraping thread for most of a second.
+#[test]
+fn a_target_with_more_labels_than_series_may_have_fails_alone() {
+    let mut world = Collector::new(JOB);
+    let many: Vec<String> = (0..62).map(|idx| format!("l{idx}")).collect();
+    let labels = |count: usize| {
+        let own = many.iter().take(count).map(|name| (name.as_str(), "1"));
+        own.chain([("__address__", "h:3"), ("__meta_x", "1")]).collect()
+    };
+    let mut all = group(&["h:1"]);
+    all.targets.push(labels(62));
+    // With `job`, `instance` and `team`, 65 labels.
+    let report = world.sync_group("j", &all).unwrap();
+    assert_eq!((report.active_count, report.failed_count), (1, 1));
+    assert!(report.errors[0].contains("65 labels"), "{:?}", report.errors);
+    all.targets = vec![labels(61)];
+    assert_eq!(world.sync_group("j", &all).unwrap().active_count, 1);
+}
+
+/// Before, they held their memory for more than their interval, and so did the entries of their
+/// scrapes. A discovery chooses intervals by `__scrape_interval__`.
+#[test]
+fn targets_with_long_intervals_leave_soon() {
+    let mut world = Collector::new("[{job_name: j, scrape_interval: 1y}]");
+    for round in 0..100 {
+        let addresses: Vec<String> = (0..50).map(|idx| format!("h-{round}-{idx}:1")).collect();
+        let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+        world.sync("j", &addresses);
+        world.run(5);
+    }
+    let counts = (world.pools.slots.len(), world.pools.due.len());
+    assert!(counts.0 == 50 && counts.1 <= 2_000, "{counts:?}");
+    world.sync("j", &["h:1"]);
+    world.run(366 * 86_400);
+    assert_eq!(world.store.live(), ["h:1 a", "h:1 up"]);
+    world.sync("j", &[]);
+    world.run(901);
+    assert_eq!((world.store.live().len(), world.pools.slots.len()), (0, 0));
 }
 
 /// Before, an answer of 100 KB with a long label of a group and its address thousands of times

@@ -528,6 +528,16 @@ fn stale_series(batch: &RowBatch) -> Vec<SeriesRef> {
     stale.map(|cell| SeriesRef { group: cell.group, slot: cell.slot }).collect()
 }
 
+/// The labels of a member of `group`, without those of the group. `None` if the series is no
+/// member. O(labels): both are sorted.
+fn labels_beside(labels: &Labels, group: &Labels) -> Option<Labels> {
+    let mut wanted = group.iter_bytes().peekable();
+    let own = labels.iter_bytes().filter(|pair| wanted.next_if_eq(pair).is_none());
+    let own: Vec<_> = own.collect();
+    let is_member = wanted.peek().is_none() && !group.is_empty() && !own.is_empty();
+    is_member.then(|| Labels::from_sorted(own))
+}
+
 /// Labels and references of a target's series.
 struct TargetSeries<'s> {
     job: &'s ScrapeConfig,
@@ -550,18 +560,18 @@ impl SeriesSource for TargetSeries<'_> {
     /// Series with the labels of the target are members of its group. Others, after relabelling or
     /// with `honor_labels`, are not.
     fn resolve(&mut self, new: &[Labels]) -> Vec<Result<SeriesRef>> {
-        let is_member = |labels: &Labels| {
-            !self.public.is_empty()
-                && labels.count() > self.public.count()
-                && self.public.iter().all(|(name, value)| labels.get(name) == Some(value))
-        };
         let (mut members, mut others) = (Vec::new(), Vec::new());
-        for labels in new {
-            match is_member(labels) {
-                true => members.push(labels.filter(|name| self.public.get(name).is_none())),
-                false => others.push(labels.clone()),
+        let split = |labels: &Labels| match labels_beside(labels, self.public) {
+            Some(own) => {
+                members.push(own);
+                true
             }
-        }
+            None => {
+                others.push(labels.clone());
+                false
+            }
+        };
+        let are_members: Vec<bool> = new.iter().map(split).collect();
         let resolved = |found: Vec<Result<SeriesRef>>| found.into_iter();
         let mut members = match members.is_empty() {
             true => resolved(Vec::new()),
@@ -572,9 +582,10 @@ impl SeriesSource for TargetSeries<'_> {
             false => resolved(self.store.resolve(&others)),
         };
         let missing = || Err(Error::internal("the store has resolved too few series"));
-        new.iter()
-            .map(|labels| {
-                let found = if is_member(labels) { members.next() } else { others.next() };
+        are_members
+            .into_iter()
+            .map(|is_member| {
+                let found = if is_member { members.next() } else { others.next() };
                 found.unwrap_or_else(missing)
             })
             .collect()

@@ -1,7 +1,6 @@
 //! From discovered labels to a target.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use firn_model::{Error, Labels, Result};
 
@@ -19,6 +18,8 @@ pub(super) const SCHEME: &str = "__scheme__";
 const UNIX_SOCKET: &str = "__unix_socket__";
 const PARAMETER_PREFIX: &str = "__param_";
 const META_PREFIX: &str = "__meta_";
+// The HTTP client sends no longer one, and each scrape makes it.
+const URL_BYTES_MAX: usize = (64 << 10) - 2;
 const CONVERT_CLASSIC: &str = "__convert_classic_histograms_to_nhcb__";
 const ALWAYS_CLASSIC: &str = "__always_scrape_classic_histograms__";
 const NATIVE: &str = "__scrape_native_histograms__";
@@ -110,7 +111,7 @@ impl Target {
         if editor.get("instance").is_empty() {
             editor.set("instance", &address)?;
         }
-        Ok(Some(Target {
+        let target = Target {
             labels: editor.labels().filter(|name| !name.starts_with(META_PREFIX)),
             discovered,
             interval,
@@ -118,7 +119,14 @@ impl Target {
             convert_classic_histograms: convert,
             always_scrape_classic_histograms: always,
             scrape_native_histograms: native,
-        }))
+        };
+        let url_bytes = target.url(job).len();
+        if url_bytes > URL_BYTES_MAX {
+            return Err(Error::too_large(format!(
+                "the URL of a target has {url_bytes} bytes, at most {URL_BYTES_MAX} are requested"
+            )));
+        }
+        Ok(Some(target))
     }
 
     /// The labels of samples and of the list of targets: those that do not begin with `__`.
@@ -216,15 +224,15 @@ fn switch(editor: &LabelEditor, label: &str, name: &str) -> Result<bool> {
 /// Appends `text` with the bytes beyond letters, digits and `kept` as `%XX`; a kept space is a plus
 /// sign, as in queries.
 fn escape(text: &str, kept: &str, out: &mut String) {
+    let digit = |value: u8| char::from_digit(u32::from(value), 16).map(|c| c.to_ascii_uppercase());
     for byte in text.bytes() {
-        let c = char::from(byte);
-        match kept.contains(c) {
-            true if c == ' ' => out.push('+'),
-            true => out.push(c),
-            false if c.is_ascii_alphanumeric() => out.push(c),
-            false => {
-                // Writing to a text does not fail.
-                let _ = write!(out, "%{byte:02X}");
+        let is_kept = kept.as_bytes().contains(&byte);
+        match char::from(byte) {
+            ' ' if is_kept => out.push('+'),
+            c if is_kept || c.is_ascii_alphanumeric() => out.push(c),
+            _ => {
+                out.push('%');
+                out.extend([digit(byte >> 4), digit(byte & 15)].into_iter().flatten());
             }
         }
     }
@@ -284,6 +292,19 @@ mod tests {
         assert_eq!(target.labels.get("instance"), Some("i"));
         assert!(target.scrape_native_histograms);
         assert_eq!(populate(&job, &[("__address__", "h"), ("drop", "y")], &[]).unwrap(), None);
+    }
+
+    /// Before, each scrape made and refused an address of megabytes, on the thread of all scrapes.
+    #[test]
+    fn a_target_with_a_url_that_cannot_be_sent_fails() {
+        let job = job("params: {}");
+        let with = |len: usize| {
+            let value = "é".repeat(len);
+            populate(&job, &[("__address__", "h:1"), ("__param_x", &value)], &[])
+        };
+        assert_eq!(with(5_000).unwrap().unwrap().url(&job).len(), 21 + 30_000);
+        let error = with(11_000).unwrap_err().to_string();
+        assert!(error.contains("has 66021 bytes"), "{error}");
     }
 
     /// Was refused.

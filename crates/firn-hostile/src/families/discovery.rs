@@ -62,6 +62,11 @@ fn joined(count: usize, one: impl Fn(usize) -> String) -> String {
     (0..count).map(one).collect::<Vec<_>>().join(",")
 }
 
+/// Addresses where nothing listens.
+fn closed(count: usize) -> String {
+    joined(count, |n| format!("\"127.0.0.1:{}\"", n + 1))
+}
+
 fn json(make: impl Fn() -> String + Send + Sync + 'static) -> Behaviour {
     late(move || whole(JSON, make()))
 }
@@ -105,6 +110,15 @@ fn lists() -> Vec<Attack> {
                 let labels = joined(4_000, |n| format!("\"__meta_{n}\":\"v\""));
                 group(&joined(20_000, |_| format!("\"{silent_at}\"")), &labels)
             }),
+        ),
+        // Nothing listens there: each scrape fails at once.
+        list(
+            "20 targets with 4,000 labels",
+            json(|| group(&closed(20), &joined(4_000, |n| format!("\"l{n}\":\"v\"")))),
+        ),
+        list(
+            "25 targets with a parameter of 1 MB",
+            json(|| group(&closed(25), &format!("\"__param_x\":\"{}\"", "\u{e9}".repeat(480_000)))),
         ),
         list(
             "a label of 20 MB",

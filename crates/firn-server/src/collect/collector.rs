@@ -19,7 +19,7 @@ use firn_fetch::{
     Bodies, Client, ClientId, Connections, FairPlaces, FetchError, PlacePermit, Purpose, Request,
     Response,
 };
-use firn_model::{Budget, Labels, Pool, Result, Timestamp};
+use firn_model::{Budget, Labels, Pool, Result, Timestamp, excerpt_within};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
@@ -45,6 +45,8 @@ pub(crate) struct Collector {
 /// The state while the database is open.
 pub(super) struct Scraping {
     budget: Budget,
+    /// Of a series.
+    label_count_max: usize,
     /// For scrapes of targets whose last scrape has failed, shared by jobs.
     doubtful: FairPlaces,
     bodies: Bodies,
@@ -117,6 +119,8 @@ pub(super) type ScrapeAnswer = std::result::Result<Response, FetchFailure>;
 
 // A worker waits for the device most of its time, and all waiting workers share one sync.
 const WORKERS_PER_CORE: usize = 2;
+// A part of the error of a scrape, of which each target keeps the last one.
+const SHOWN_URL_BYTES_MAX: usize = 2 << 10;
 // The texts of a request, its task and its timer, beside the state of its fetch.
 const FETCH_BYTES: usize = 2 << 10;
 // Scrapes of targets that have not answered may take an eighth of the memory: each about the memory
@@ -165,11 +169,17 @@ fn providers(file: &LoadedFile) -> Result<Vec<(String, Vec<Provider>)>> {
 }
 
 impl Collector {
-    /// The state for a database with `budget`, with its workers.
+    /// The state for a database with `budget`, whose series have at most `label_count_max` labels,
+    /// with its workers.
     ///
     /// # Errors
     /// `Unavailable` if a thread cannot start.
-    pub(super) fn open(&self, budget: &Budget, on_idle: fn()) -> Result<&Scraping> {
+    pub(super) fn open(
+        &self,
+        budget: &Budget,
+        label_count_max: usize,
+        on_idle: fn(),
+    ) -> Result<&Scraping> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let options = WorkerOptions {
             name: "firn-scrape",
@@ -201,6 +211,7 @@ impl Collector {
                 Purpose::Scrapes.connections_max(),
             )),
             budget: budget.clone(),
+            label_count_max,
             bodies: Bodies::new(budget),
             scratch: Mutex::new(ScrapeScratch::new(budget)),
             commits: Commits::new(budget),
@@ -288,7 +299,7 @@ impl Scraping {
         let groups = lists.iter().flat_map(|list| &list.groups);
         // Without the lock: scrapes would wait for the relabelling of all targets.
         let known = |labels: &Labels| self.state.lock().pools.known(job, labels);
-        let list = PreparedList::read(job, groups, &self.budget, known);
+        let list = PreparedList::read(job, groups, &self.budget, self.label_count_max, known);
         let mut state = self.state.lock();
         let report = state.pools.sync(&job.job_name, list, now());
         self.totals.synced(&job.job_name, &report, begun.elapsed());
@@ -433,7 +444,11 @@ impl Scraping {
         };
         client.send(&outgoing, connections).await.map_err(|error| match error {
             FetchError::BodyLimit => FetchFailure::BodyLimit,
-            error => FetchFailure::Other(format!("Get {:?}: {error}", Url::shown(&outgoing.url))),
+            error => {
+                let shown = Url::shown(&outgoing.url);
+                let shown = excerpt_within(&shown, SHOWN_URL_BYTES_MAX);
+                FetchFailure::Other(format!("Get {shown:?}: {error}"))
+            }
         })
     }
 

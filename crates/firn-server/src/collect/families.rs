@@ -235,7 +235,7 @@ mod tests {
         let target = |address: &str| [("__address__", address)].into_iter().collect();
         let group =
             DiscoveredGroup { targets: vec![target("a"), target("b")], ..Default::default() };
-        let list = PreparedList::read(&jobs[0], [&group], &budget, |_| None);
+        let list = PreparedList::read(&jobs[0], [&group], &budget, 64, |_| None);
         pools.sync("j", list, 0).unwrap();
         let (_, pool) = pools.pools().next().unwrap();
         pools.targets(pool).map(|target| target.id).collect()
