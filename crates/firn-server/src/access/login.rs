@@ -810,6 +810,24 @@ mod tests {
         });
     }
 
+    /// Guesses from a thousand networks may take all places: see "Not promised" in the document.
+    #[test]
+    fn a_flood_of_guesses_delays_neither_tokens_nor_known_passwords() {
+        let accounts = Accounts::new(&[account("alice", Some("right"), Some("t0ken"))]);
+        let (logins, right) = (logins(), password("alice", "right"));
+        let elsewhere = IpAddr::V6("2001:db8::1".parse().unwrap());
+        run(async {
+            assert!(logins.check(&accounts, &right, HERE).await.is_ok());
+            let _all = logins.waiting.acquire_many(WAITING_MAX as u32).await.unwrap();
+            assert!(logins.check(&accounts, &right, HERE).await.is_ok());
+            let token = Credentials::Token(b"t0ken".to_vec());
+            assert!(logins.check(&accounts, &token, elsewhere).await.is_ok());
+            let refused = logins.check(&accounts, &right, elsewhere).await.map(|_| ());
+            assert_eq!(refused, Err(LoginRefusal::Throttled(BUSY_WAIT)));
+        });
+        assert!(logins.addresses.entries.lock().is_empty(), "it is no failure");
+    }
+
     /// After a start every client of an address is unknown.
     #[test]
     fn parallel_logins_with_right_passwords_succeed() {
