@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use firn_log::SyncPolicy;
-use firn_model::{CommitSeq, ErrorKind, Mutex, Result, Timestamp};
+use firn_model::{CommitSeq, Error, ErrorKind, Mutex, Result, Timestamp};
 use firn_tree::{Job, JobKind, PlanTimes, TierScope, Version};
 
 use crate::Engine;
@@ -235,13 +235,14 @@ impl Engine {
             Some(UpkeepWork::SeriesRemoved) => return Ok(Some(Step::RemoveSeries)),
             None => {}
         }
-        let now = rooms.env.clock.now_ms();
+        let clock = &*rooms.env.clock;
+        let now = clock.now_ms();
         let scope = slow.scope(now);
         if mutant!(rooms, ObjectsRemovedEarly) {
             tree.note_published(&tree.slow_tables().dead, 0);
             tree.collect_garbage(&rooms.env, scope)?;
         }
-        if scope == TierScope::Both && slow.run(now, || slow.tend(rooms, ledger))? {
+        if scope == TierScope::Both && slow.run(clock, || slow.tend(rooms, ledger))? {
             return Ok(Some(Step::Publish));
         }
         let version = tree.version();
@@ -253,7 +254,7 @@ impl Engine {
         if let Some(job) = tree.plan(&version, &deletes, times, scope) {
             drop(version);
             match job.is_slow() {
-                true => slow.run(now, || self.run_tree_job(&job))?,
+                true => slow.run(clock, || self.run_tree_job(&job))?,
                 false => self.run_tree_job(&job)?,
             }
             return Ok(Some(Step::Tree(job.kind())));
@@ -267,7 +268,7 @@ impl Engine {
             return Ok(Some(Step::Forget));
         }
         let removed_count = match scope {
-            TierScope::Both => slow.run(now, || {
+            TierScope::Both => slow.run(clock, || {
                 let tables = tree.collect_garbage(&rooms.env, scope)?;
                 Ok(tables + slow.collect_dead_segments(rooms, now)?)
             })?,
@@ -370,18 +371,29 @@ impl Engine {
                 }
                 Err(e) => {
                     self.lanes.error_count.add(1);
-                    // Writes after a failed sync still have their interval.
-                    let is_paced = lane == Lane::Log;
-                    let wait_ms = if is_paced { retry_ms.min(idle_ms) } else { retry_ms };
-                    tracing::error!("maintenance ({lane:?}) failed, retry in {wait_ms} ms: {e}");
-                    let is_busy = matches!(e.kind(), ErrorKind::Busy { .. });
-                    let most = if is_busy { BUSY_RETRY_MS_MAX } else { RETRY_MS_MAX };
-                    retry_ms = (retry_ms * 2).min(most);
-                    wait_ms
+                    self.pause_after(lane, &e, idle_ms, &mut retry_ms)
                 }
             };
             self.wait_for_work(lane, Duration::from_millis(wait_ms), is_retry);
         }
+    }
+
+    /// Logs the failure of a lane. Returns its pause in milliseconds, and doubles the next one.
+    fn pause_after(&self, lane: Lane, error: &Error, idle_ms: u64, retry_ms: &mut u64) -> u64 {
+        if lane == Lane::Tree
+            && let Some(retry_ms) = self.slow.take_failure()
+        {
+            tracing::error!("work on the slow tier failed, retry in {retry_ms} ms: {error}");
+            // Work on the fast tier continues meanwhile.
+            return idle_ms;
+        }
+        // Writes after a failed sync still have their interval.
+        let wait_ms = if lane == Lane::Log { idle_ms.min(*retry_ms) } else { *retry_ms };
+        tracing::error!("maintenance ({lane:?}) failed, retry in {wait_ms} ms: {error}");
+        let is_busy = matches!(error.kind(), ErrorKind::Busy { .. });
+        let most = if is_busy { BUSY_RETRY_MS_MAX } else { RETRY_MS_MAX };
+        *retry_ms = (*retry_ms * 2).min(most);
+        wait_ms
     }
 
     /// A flush that was requested and has failed, `is_retry`, waits like other work.
@@ -392,5 +404,41 @@ impl Engine {
         }
         let has_work = || lane == Lane::Head && !is_retry && rooms.wakeup.is_flush_requested();
         rooms.wakeup.wait(limit, has_work);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_sim::Sim;
+
+    use super::*;
+    use crate::{EngineOptions, RecoveryProgress};
+
+    /// Before, the lane paused as long as the slow tier, and then tried the slow tier first: while
+    /// a store was down, local tables were neither merged nor dropped.
+    #[test]
+    fn a_store_that_fails_or_hangs_leaves_time_for_the_fast_tier() {
+        let sim = Sim::new(1);
+        let options = EngineOptions::default();
+        let engine = Engine::open(sim.env(), options, &RecoveryProgress::default()).unwrap();
+        while engine.step(Lane::Tree).unwrap().is_some() {}
+        sim.bucket.set_down(true);
+        let mut retry_ms = RETRY_MS;
+        for _ in 0..10 {
+            // The claim is looked at once a minute.
+            sim.clock.advance(Duration::from_secs(61));
+            let error = engine.step(Lane::Tree).unwrap_err();
+            let pause_ms = engine.pause_after(Lane::Tree, &error, IDLE_MS, &mut retry_ms);
+            sim.clock.advance(Duration::from_millis(pause_ms));
+            assert_eq!(engine.step(Lane::Tree).unwrap(), None);
+        }
+        assert_eq!(retry_ms, RETRY_MS);
+        let clock = &*engine.rooms.env.clock;
+        let hanging = engine.slow.run(clock, || -> Result<()> {
+            sim.clock.advance(Duration::from_secs(90));
+            Err(Error::unavailable("no answer"))
+        });
+        hanging.unwrap_err();
+        assert!(engine.slow.scope(clock.now_ms()) == TierScope::Fast);
     }
 }

@@ -24,6 +24,6 @@ pub fn as_network_thread<T>(is_network_thread: bool, work: impl FnOnce() -> T) -
 pub fn assert_not_network_thread() {
     debug_assert!(
         !IS_NETWORK_THREAD.get(),
-        "a query is parsed or compiled on a network thread; run it on a query thread"
+        "a network thread parses, compiles or waits for a long lock; do it on another thread"
     );
 }

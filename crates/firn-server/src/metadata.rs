@@ -142,7 +142,7 @@ pub struct MetadataCounts {
 
 // The share that one eviction releases, so that few of them are needed.
 const EVICTED_PART: u64 = 8;
-// Entries read under one lock.
+// Entries read or stored under one lock.
 const ENTRIES_PER_LOCK: usize = 256;
 const BYTES_MIN: u64 = 1 << 20;
 const BYTES_MAX: u64 = 32 << 20;
@@ -163,18 +163,27 @@ impl MetadataStore {
         self.state.write().held = Some(budget.empty(Pool::Cache));
     }
 
-    /// Stores the metadata of a request, which replaces older metadata.
+    /// Stores the metadata of a request, which replaces older metadata. Some entries at a time:
+    /// readers, and other requests, do not wait for all of a long batch.
     pub fn put(&self, batch: &mut MetadataBatch) {
         let MetadataBatch { entries, dropped_count, .. } = std::mem::take(batch);
         if entries.is_empty() && dropped_count == 0 {
             return;
         }
-        let mut state = self.state.write();
-        state.counts.dropped += dropped_count;
-        state.batch_count += 1;
+        let seen_in = {
+            let mut state = self.state.write();
+            state.counts.dropped += dropped_count;
+            state.batch_count += 1;
+            state.batch_count
+        };
+        let mut entries = entries.into_iter();
         let mut has_room = true;
-        for (name, metadata) in entries {
-            has_room = state.put(name, metadata, if has_room { self.bytes_max } else { 0 });
+        while entries.len() > 0 {
+            let mut state = self.state.write();
+            for (name, metadata) in entries.by_ref().take(ENTRIES_PER_LOCK) {
+                let bytes_max = if has_room { self.bytes_max } else { 0 };
+                has_room = state.put(name, StoredMetadata { metadata, seen_in }, bytes_max);
+            }
         }
     }
 
@@ -318,20 +327,20 @@ fn take_text<'a>(input: &mut &'a [u8]) -> Result<&'a str> {
 
 impl StoredMetrics {
     /// Stores one entry in at most `bytes_max`, or drops it. Returns whether more entries may fit.
-    fn put(&mut self, name: Box<str>, metadata: Metadata, bytes_max: u64) -> bool {
-        let seen_in = self.batch_count;
-        let new_bytes = stored_bytes(&name, &metadata);
+    fn put(&mut self, name: Box<str>, new: StoredMetadata, bytes_max: u64) -> bool {
+        let new_bytes = stored_bytes(&name, &new.metadata);
         let mut old_bytes = 0;
         if let Some(known) = self.by_name.get_mut(&name) {
-            known.seen_in = seen_in;
-            if known.metadata == metadata {
+            known.seen_in = new.seen_in;
+            if known.metadata == new.metadata {
                 return bytes_max > 0;
             }
             old_bytes = stored_bytes(&name, &known.metadata);
         }
         let more = new_bytes.saturating_sub(old_bytes);
         if self.bytes + more > bytes_max && bytes_max > 0 {
-            self.evict((self.bytes + more - bytes_max).max(bytes_max / EVICTED_PART));
+            let missing = (self.bytes + more - bytes_max).max(bytes_max / EVICTED_PART);
+            self.evict(missing, new.seen_in);
         }
         let wanted = self.bytes + more;
         let is_covered = self.held.as_mut().is_some_and(|held| held.cover_of_free(wanted));
@@ -340,18 +349,18 @@ impl StoredMetrics {
             return false;
         }
         self.bytes = self.bytes + new_bytes - old_bytes;
-        self.by_name.insert(name, StoredMetadata { metadata, seen_in });
+        self.by_name.insert(name, new);
         self.version += 1;
         true
     }
 
     /// Removes about `bytes` of entries, those not repeated for the longest time first, but none of
-    /// the current batch.
-    fn evict(&mut self, bytes: u64) {
+    /// the batch `current` or a later one.
+    fn evict(&mut self, bytes: u64, current: u64) {
         let mut oldest: Vec<(u64, u64)> = self
             .by_name
             .iter()
-            .filter(|(_, stored)| stored.seen_in < self.batch_count)
+            .filter(|(_, stored)| stored.seen_in < current)
             .map(|(name, stored)| (stored.seen_in, stored_bytes(name, &stored.metadata)))
             .collect();
         oldest.sort_unstable();
@@ -386,6 +395,9 @@ fn stored_bytes(name: &str, metadata: &Metadata) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::Relaxed;
+
     use super::*;
 
     fn batch(entries: &[(&str, &str)]) -> MetadataBatch {
@@ -459,6 +471,32 @@ mod tests {
         let flood: Vec<(&str, &str)> = names.iter().map(|name| (&**name, &*help)).collect();
         store.put(&mut batch(&flood));
         assert!(store.counts().bytes <= 100_000 && store.counts().dropped > 800);
+    }
+
+    /// Before, a batch of 16 MiB held the lock until its end.
+    #[test]
+    fn a_reader_does_not_wait_for_all_of_a_batch() {
+        let names: Vec<String> = (0..20_000).map(|idx| format!("metric_{idx}")).collect();
+        let all: Vec<(&str, &str)> = names.iter().map(|name| (&**name, "Some help.")).collect();
+        let is_part = |count: u64| count > 0 && count < all.len() as u64;
+        // Whether a reader sees a part of a batch. It may not run meanwhile.
+        let sees_part = |_| {
+            let ((store, _), is_over) = (opened(64 << 20), AtomicBool::new(false));
+            std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    while !is_over.load(Relaxed) {
+                        if is_part(store.counts().metrics) {
+                            return true;
+                        }
+                    }
+                    false
+                });
+                store.put(&mut batch(&all));
+                is_over.store(true, Relaxed);
+                reader.join().unwrap()
+            })
+        };
+        assert!((0..100).any(sees_part));
     }
 
     #[test]

@@ -46,12 +46,12 @@ async fn scrape(app: &Arc<App>, target: &Target, extra: &ExtraLabels) {
 }
 
 async fn write(app: &Arc<App>, ready: &Ready, extra: &ExtraLabels, ts: Timestamp) -> Result<()> {
-    let begun = Instant::now();
-    let mut text = app.metrics();
-    text.push_str(&about(&text, begun.elapsed()));
     let (shared, extra) = (Arc::clone(app), extra.clone());
     let written = ready.write(move |ingest, scratch| {
         let Some(target) = &shared.target else { return Ok(()) };
+        let begun = Instant::now();
+        let mut text = shared.metrics();
+        text.push_str(&about(&text, begun.elapsed()));
         let told = &target.metadata;
         let outcome = ingest.own_exposition(text.as_bytes(), ts, &extra, scratch, told)?;
         shared.telemetry.tallies.add(Protocol::SelfScrape, &outcome.tally);

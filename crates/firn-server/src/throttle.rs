@@ -47,15 +47,21 @@ impl EventCount {
 /// The lines of the log that `work` writes on this thread.
 #[cfg(test)]
 pub(crate) fn lines_of(work: impl FnOnce()) -> Vec<String> {
+    let (sender, lines) = std::sync::mpsc::channel();
+    on_lines(move |line| drop(sender.send(line)), work);
+    lines.try_iter().collect()
+}
+
+/// Calls `on_line` with each line of the log that `work` writes on this thread.
+#[cfg(test)]
+pub(crate) fn on_lines(on_line: impl Fn(String) + Send + Sync + 'static, work: impl FnOnce()) {
     use std::fmt::{Debug, Write as _};
-    use std::sync::Arc;
 
     use tracing::field::{Field, Visit};
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
 
-    #[derive(Clone, Default)]
-    struct LogLines(Arc<Mutex<Vec<String>>>);
+    struct LogLines<F>(F);
 
     struct LogLine(String);
 
@@ -65,7 +71,7 @@ pub(crate) fn lines_of(work: impl FnOnce()) -> Vec<String> {
         }
     }
 
-    impl Subscriber for LogLines {
+    impl<F: Fn(String) + Send + Sync + 'static> Subscriber for LogLines<F> {
         fn enabled(&self, _: &Metadata<'_>) -> bool {
             true
         }
@@ -81,7 +87,7 @@ pub(crate) fn lines_of(work: impl FnOnce()) -> Vec<String> {
         fn event(&self, event: &Event<'_>) {
             let mut line = LogLine(String::new());
             event.record(&mut line);
-            self.0.lock().push(line.0);
+            self.0(line.0);
         }
 
         fn enter(&self, _: &Id) {}
@@ -89,9 +95,7 @@ pub(crate) fn lines_of(work: impl FnOnce()) -> Vec<String> {
         fn exit(&self, _: &Id) {}
     }
 
-    let lines = LogLines::default();
-    tracing::subscriber::with_default(lines.clone(), work);
-    std::mem::take(&mut *lines.0.lock())
+    tracing::subscriber::with_default(LogLines(on_line), work);
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use firn_model::{Budget, Error, Labels, Pool, Reservation, Result};
 
 use super::{DiscoveredGroup, SyncReport, TargetId, labels_bytes, target_bytes};
 use crate::config::{LabelSet, ScrapeConfig};
-use crate::relabel::LabelEditor;
+use crate::relabel::{LabelEditor, labels_work};
 use crate::targets::Target;
 
 /// A whole list of targets, with its memory.
@@ -74,14 +74,15 @@ impl PreparedList {
         let kept_count = usize::try_from(job.keep_dropped_targets).unwrap_or(usize::MAX);
         for group in groups {
             let mut work_max = |labels: &LabelSet| {
-                let more = set_work(labels).saturating_mul(WORK_PER_LISTED);
+                let more = labels_work(labels.iter()).saturating_mul(WORK_PER_LISTED);
                 left_out_work_max = left_out_work_max.saturating_add(more);
             };
             work_max(&group.labels);
             group.targets.iter().for_each(work_max);
             for target in &group.targets {
                 let discovered = Target::discovered_labels(job, target, &group.labels, &mut editor);
-                let work = discovered.as_ref().map_or(LABELS_WORK_MAX, labels_work);
+                let work = discovered.as_ref();
+                let work = work.map_or(LABELS_WORK_MAX, |labels| labels_work(labels.iter()));
                 let populated = discovered.and_then(|discovered| {
                     let target = Target::populate(job, discovered.clone(), &mut editor)?;
                     if let Some(target) = &target {
@@ -143,13 +144,11 @@ impl PreparedList {
 
 // Work on targets that take no memory: repeated, dropped and failed ones. Their number is that of
 // short texts in an answer, each has all labels of its group, and the targets of other jobs wait
-// for it. Work is in bytes of labels, of which a second has some 500 MB; it is two seconds.
+// for it. It is two seconds.
 const LEFT_OUT_WORK_MAX: u64 = if cfg!(test) { 4 << 20 } else { 1 << 30 };
 // Beside that, for the work on the labels of a list, each counted once: a large cluster drops most
 // of its pods, which have labels of their own.
 const WORK_PER_LISTED: u64 = 16;
-// Beside the bytes of a label.
-const LABEL_WORK: u64 = 50;
 // Of a target whose labels are too many or too long.
 const LABELS_WORK_MAX: u64 = 1 << 20;
 
@@ -164,17 +163,4 @@ fn check_label_count(target: &Target, label_count_max: usize) -> Result<()> {
         ))),
         _ => Ok(()),
     }
-}
-
-/// The work of relabelling, in bytes.
-fn labels_work(labels: &Labels) -> u64 {
-    let bytes = labels.as_encoded().len() as u64;
-    bytes.saturating_add((labels.count() as u64).saturating_mul(LABEL_WORK))
-}
-
-fn set_work(labels: &LabelSet) -> u64 {
-    labels.iter().fold(0, |sum: u64, (name, value)| {
-        let bytes = name.len().saturating_add(value.len()) as u64;
-        sum.saturating_add(bytes).saturating_add(LABEL_WORK)
-    })
 }

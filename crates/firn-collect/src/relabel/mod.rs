@@ -8,7 +8,9 @@ mod md5_mod;
 mod pattern;
 mod rule;
 mod template;
+mod work;
 
 pub use editor::LabelEditor;
 pub use pattern::PATTERN_BYTES_MAX;
 pub use rule::{Action, LabelName, NameScheme, RegexText, RuleConfig, Rules};
+pub(crate) use work::labels_work;

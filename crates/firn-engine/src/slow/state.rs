@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::sync::{Arc, Weak};
 
 use firn_codec::Tombstones;
+use firn_env::Clock;
 use firn_model::{Error, ErrorKind, Result, Timestamp};
 use firn_tree::{TierScope, Version};
 use parking_lot::Mutex;
@@ -37,6 +38,8 @@ pub(crate) struct SlowTier {
 struct Retry {
     at_ms: Timestamp,
     wait_ms: i64,
+    /// Until [`SlowTier::take_failure`].
+    has_failed: bool,
 }
 
 /// The manifest that a replica shows.
@@ -134,17 +137,25 @@ impl SlowTier {
     ///
     /// # Errors
     /// Those of `work`.
-    pub(crate) fn run<T>(&self, now: Timestamp, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn run<T>(&self, clock: &dyn Clock, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let done = work();
         let mut retry = self.retry.lock();
         match &done {
             Ok(_) => *retry = Retry::default(),
             Err(_) => {
-                retry.wait_ms = (retry.wait_ms * 2).clamp(RETRY_MS, RETRY_MS_MAX);
-                retry.at_ms = now.saturating_add(retry.wait_ms);
+                let wait_ms = (retry.wait_ms * 2).clamp(RETRY_MS, RETRY_MS_MAX);
+                // After the work: a request to a store that hangs takes 30 s.
+                let at_ms = clock.now_ms().saturating_add(wait_ms);
+                *retry = Retry { at_ms, wait_ms, has_failed: true };
             }
         }
         done
+    }
+
+    /// The pause of the slow tier, if [`SlowTier::run`] has failed since the last call.
+    pub(crate) fn take_failure(&self) -> Option<i64> {
+        let mut retry = self.retry.lock();
+        std::mem::take(&mut retry.has_failed).then_some(retry.wait_ms)
     }
 
     /// # Errors

@@ -10,7 +10,7 @@ use firn_model::{
 
 use super::detail::HistogramDetail;
 use super::evaluator::Evaluator;
-use super::meter::Meter;
+use super::meter::{Meter, PARTS_PER_CHECK};
 use super::notes::Notes;
 use crate::memory::MemorySelect;
 use crate::{EvalOptions, parse, plan};
@@ -133,4 +133,17 @@ fn each_loop_over_series_checks_for_cancellation() {
     f(&range, "topk(3, m)", 4);
     f(&delayed, "abs(m)", 6);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Before, a label of one series was made without a check, from a query of a megabyte.
+#[test]
+fn loops_over_the_parts_of_a_label_check_for_cancellation() {
+    let options = EvalOptions::instant(TIME);
+    let f = |query: &dyn Fn(usize) -> String, want: u64| {
+        let more =
+            checks(&query(3 * PARTS_PER_CHECK), 1, &options) - checks(&query(1), 1, &options);
+        assert_eq!(more, want);
+    };
+    f(&|count| format!("label_join(m, 'x', '', {})", vec!["'a'"; count].join(", ")), 6);
+    f(&|count| format!("label_replace(m, 'x', '{}', 'id', '.*')", "$1".repeat(count)), 3);
 }

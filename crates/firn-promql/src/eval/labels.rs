@@ -74,7 +74,7 @@ impl Evaluator<'_> {
             self.meter.check_canceled()?;
             let value = source.and_then(|name| one.labels.get(name)).unwrap_or("");
             let Some(captures) = regex.captures(value.as_bytes()) else { continue };
-            let value_bytes = template.expanded_bytes(&captures);
+            let value_bytes = template.expanded_bytes(&captures, &self.meter)?;
             self.reserve_label("label_replace", &one.labels, target, value_bytes)?;
             let replaced = template.expand(&captures, value_bytes);
             one.labels = one.labels.with(target, &replaced);
@@ -134,12 +134,17 @@ impl Evaluator<'_> {
         let mut series = self.vector(&args[0], steps)?;
         for one in &mut series {
             self.meter.check_canceled()?;
-            let values = || sources.iter().map(|name| one.labels.get(name).unwrap_or(""));
-            let value_bytes =
-                values().fold(separators_bytes, |sum, value| sum.saturating_add(value.len()));
+            let values =
+                || sources.iter().map(|name| one.labels.get(name).unwrap_or("")).enumerate();
+            let mut value_bytes = separators_bytes;
+            for (idx, value) in values() {
+                self.meter.check_canceled_at(idx)?;
+                value_bytes = value_bytes.saturating_add(value.len());
+            }
             self.reserve_label("label_join", &one.labels, target, value_bytes)?;
             let mut joined = String::with_capacity(value_bytes);
-            for (idx, value) in values().enumerate() {
+            for (idx, value) in values() {
+                self.meter.check_canceled_at(idx)?;
                 if idx > 0 {
                     joined.push_str(&separator);
                 }

@@ -25,6 +25,8 @@ const AHEAD_BYTES: u64 = 16 << 10;
 const LABELS_BYTES: usize = 16;
 /// Points that a loop computes between two checks for cancellation: 0.1 ms of a power or a date.
 pub(crate) const POINTS_PER_CHECK: usize = 8 << 10;
+/// Parts of one label that are made between two checks: a millisecond if each has 4 KiB.
+pub(super) const PARTS_PER_CHECK: usize = 1 << 10;
 /// Items that are sorted between two checks: some 20 ms if they are compared by labels.
 const SORTED_PER_CHECK: usize = 32 << 10;
 
@@ -166,6 +168,18 @@ impl Meter {
         #[cfg(test)]
         self.checks.set(self.checks.get() + 1);
         self.cancel.check()
+    }
+
+    /// As [`Meter::check_canceled`], for part `idx` of a label: a query of a megabyte has hundreds
+    /// of thousands of them.
+    ///
+    /// # Errors
+    /// `Timeout` or `Canceled`.
+    pub(super) fn check_canceled_at(&self, idx: usize) -> Result<()> {
+        match (idx + 1) % PARTS_PER_CHECK {
+            0 => self.check_canceled(),
+            _ => Ok(()),
+        }
     }
 
     /// The number of checks for cancellation so far.

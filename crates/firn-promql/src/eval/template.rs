@@ -1,7 +1,9 @@
 //! The replacement of `label_replace`: text with references to capture groups.
 
-use firn_model::rust_group_name;
+use firn_model::{Result, rust_group_name};
 use regex::bytes::Captures;
+
+use super::meter::Meter;
 
 /// A replacement: `$1`, `$name` and `${name}` refer to capture groups, `$$` is a dollar. Groups
 /// that do not exist are empty. A dollar before anything else is text.
@@ -19,8 +21,16 @@ enum Part<'t> {
 
 impl<'t> Template<'t> {
     /// The length of [`Template::expand`], without building it.
-    pub(super) fn expanded_bytes(self, captures: &Captures<'_>) -> usize {
-        self.parts().fold(0usize, |sum, part| sum.saturating_add(value(&part, captures).len()))
+    ///
+    /// # Errors
+    /// `Timeout` or `Canceled`: each of many groups may have a long value.
+    pub(super) fn expanded_bytes(self, captures: &Captures<'_>, meter: &Meter) -> Result<usize> {
+        let mut sum = 0usize;
+        for (idx, part) in self.parts().enumerate() {
+            meter.check_canceled_at(idx)?;
+            sum = sum.saturating_add(value(&part, captures).len());
+        }
+        Ok(sum)
     }
 
     /// The template with the values of the groups.
@@ -80,10 +90,15 @@ fn value<'v>(part: &Part<'v>, captures: &'v Captures<'_>) -> &'v str {
 
 #[cfg(test)]
 mod tests {
+    use firn_model::QueryContext;
     use proptest::prelude::*;
     use regex::bytes::Regex;
 
     use super::*;
+
+    fn meter() -> Meter {
+        Meter::new(u64::MAX, &QueryContext::unbounded())
+    }
 
     #[test]
     fn references_are_replaced_and_other_dollars_kept() {
@@ -91,7 +106,7 @@ mod tests {
         let captures = regex.captures(b"xx").unwrap();
         let f = |text: &str| {
             let template = Template { text };
-            let bytes = template.expanded_bytes(&captures);
+            let bytes = template.expanded_bytes(&captures, &meter()).unwrap();
             let expanded = template.expand(&captures, bytes);
             assert_eq!(expanded.len(), bytes, "{text}");
             expanded
@@ -120,7 +135,7 @@ mod tests {
             captures.expand(text.as_bytes(), &mut expected);
             let expected = String::from_utf8(expected).unwrap();
             let template = Template { text: &text };
-            let bytes = template.expanded_bytes(&captures);
+            let bytes = template.expanded_bytes(&captures, &meter()).unwrap();
             prop_assert_eq!(template.expand(&captures, bytes), expected);
         }
     }

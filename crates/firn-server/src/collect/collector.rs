@@ -19,7 +19,9 @@ use firn_fetch::{
     Bodies, Client, ClientId, Connections, FairPlaces, FetchError, PlacePermit, Purpose, Request,
     Response,
 };
-use firn_model::{Budget, Labels, Pool, Result, Timestamp, excerpt_within};
+use firn_model::{
+    Budget, Labels, Pool, Result, Timestamp, assert_not_network_thread, excerpt_within,
+};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
@@ -244,7 +246,10 @@ impl Collector {
         self.running.get().map(|running| running.state.lock())
     }
 
+    /// Writes the metrics of targets. A new list of many targets holds the lock of the state, which
+    /// no network thread may wait for.
     pub(crate) fn write_text(&self, notify: &DiscoveryTasks, text: &mut MetricsText) {
+        assert_not_network_thread();
         if let Some(running) = self.running.get() {
             let state = running.state.lock();
             running.totals.write_text(&state.pools, &state.families, text);

@@ -36,7 +36,8 @@ pub(crate) fn routes() -> Routes {
         .route(Access::Admin, Methods::Get, "/-/quit", not_by_get)
 }
 
-// A longer text is made on another thread: it takes milliseconds.
+// A longer text is made on another thread: it takes milliseconds. So is one with metrics of
+// targets, whose lock a new list of targets holds for longer.
 const METRICS_BYTES_HERE_MAX: u64 = 256 << 10;
 
 /// `/metrics`.
@@ -56,7 +57,7 @@ async fn metrics(State(app): State<Shared>, request: Request<Body>) -> Response<
         held.shrink_to(text.capacity() as u64);
         Ok(Payload::new(text, packing, Some(held)))
     };
-    let payload = match last_bytes > METRICS_BYTES_HERE_MAX {
+    let payload = match app.collect.is_some() || last_bytes > METRICS_BYTES_HERE_MAX {
         false => answer(&app),
         true => tokio::task::spawn_blocking(move || answer(&app))
             .await

@@ -1,21 +1,19 @@
 //! `series`, `labels` and label values.
 
-use std::sync::Arc;
-
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Request, Response, StatusCode};
+use axum::http::{Request, Response};
 use axum::response::IntoResponse;
 use firn_model::{Matcher, QueryContext, Reservation, Result, TimeRange, excerpt};
 use firn_yaml::quoted;
 
-use crate::answer::{ApiError, JSON, Packing, Payload};
+use crate::answer::{ApiError, Packing, Payload};
 use crate::held_body::HeldBody;
-use crate::http::auth::{Access, Caller};
+use crate::http::Shared;
+use crate::http::auth::Access;
+use crate::http::computed::computed_of;
 use crate::http::params::{Params, of_path};
-use crate::http::query::QuerySource;
 use crate::http::roles::{Methods, Routes};
-use crate::http::{Shared, unready};
 use crate::wire::json;
 use firndb::Snapshot;
 
@@ -153,26 +151,11 @@ async fn listed(
     + Send
     + 'static,
 ) -> Response<Body> {
-    let Some(source) = QuerySource::of(&app) else { return unready(&app) };
-    let packing = Packing::of(request.headers());
-    let user = Caller::of(&request).user;
-    let params = match Params::read(request, source.budget()).await {
-        Ok(params) => params,
-        Err(error) => return error.into_response(),
-    };
-    let (desk, context) = source.begin(&user);
-    let (desk, evaluator) = (Arc::clone(desk), source.evaluator());
-    let answered = desk.run(&user, app.config.query_timeout.duration(), context, move |context| {
-        let asked = check(&params, context)?;
-        drop(params);
-        let Some(view) = evaluator.view(asked.range) else { return Ok(None) };
+    computed_of(app, request, check, |source, asked: ListingRequest, context, packing| {
+        let Some(view) = source.view(asked.range) else { return Ok(None) };
         compute(&view, asked, context, packing).map(Some)
-    });
-    match answered.await {
-        Ok(Some(payload)) => payload.answer(StatusCode::OK, JSON),
-        Ok(None) => unready(&app),
-        Err(error) => error.into_response(),
-    }
+    })
+    .await
 }
 
 /// The parameters of the list of series.

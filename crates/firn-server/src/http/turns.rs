@@ -37,8 +37,15 @@ use crate::http::auth::Caller;
 pub(crate) struct Turns {
     free: Arc<Semaphore>,
     memory_bytes: u64,
-    /// The position of each client with waiting requests, held by its request in the queue.
-    positions: Mutex<HashMap<TurnClient, Arc<Semaphore>>>,
+    /// The clients with waiting requests.
+    positions: Mutex<HashMap<TurnClient, ClientPosition>>,
+}
+
+/// The position of a client, held by its request in the queue.
+#[derive(Debug)]
+struct ClientPosition {
+    semaphore: Arc<Semaphore>,
+    waiting_count: usize,
 }
 
 /// A client among those that take turns: its address and user.
@@ -144,17 +151,19 @@ struct QueuePosition<'a> {
 impl<'a> QueuePosition<'a> {
     fn of(turns: &'a Turns, client: &'a TurnClient) -> QueuePosition<'a> {
         let mut positions = turns.positions.lock();
-        let new = || Arc::new(Semaphore::new(1));
-        let semaphore = Arc::clone(positions.entry(client.clone()).or_insert_with(new));
-        QueuePosition { turns, client, semaphore }
+        let new = || ClientPosition { semaphore: Arc::new(Semaphore::new(1)), waiting_count: 0 };
+        let position = positions.entry(client.clone()).or_insert_with(new);
+        position.waiting_count += 1;
+        QueuePosition { turns, client, semaphore: Arc::clone(&position.semaphore) }
     }
 }
 
 impl Drop for QueuePosition<'_> {
     fn drop(&mut self) {
         let mut positions = self.turns.positions.lock();
-        // This one and that of the table.
-        if Arc::strong_count(&self.semaphore) == 2 {
+        let Some(position) = positions.get_mut(self.client) else { return };
+        position.waiting_count -= 1;
+        if position.waiting_count == 0 {
             positions.remove(self.client);
         }
     }
@@ -249,6 +258,22 @@ mod tests {
             assert_eq!(order.recv().await, Some(number));
         }
         tokio::task::yield_now().await;
+        assert!(turns.positions.lock().is_empty());
+    }
+
+    /// Before, the references to a semaphore were counted: two requests that ended at the same time
+    /// each counted that of the other one, and the entry of their client stayed.
+    #[test]
+    fn requests_that_end_together_leave_no_position() {
+        let turns = Turns::within(128 * MIB);
+        let client = client(1);
+        let (first, second) =
+            (QueuePosition::of(&turns, &client), QueuePosition::of(&turns, &client));
+        // As on a thread that has left `drop` and not yet released its reference.
+        let _released_later = Arc::clone(&first.semaphore);
+        drop(first);
+        assert_eq!(turns.positions.lock()[&client].waiting_count, 1);
+        drop(second);
         assert!(turns.positions.lock().is_empty());
     }
 

@@ -158,8 +158,10 @@ impl GroupEvaluator {
             let now = self.now();
             (now, table.take_ended(now), table.take_due(now))
         };
-        for ended in &ended {
-            self.mark_ended(db, ended);
+        // A panic would lose the group that is due, and the thread.
+        let marked = AssertUnwindSafe(|| ended.iter().for_each(|ended| self.mark_ended(db, ended)));
+        if catch_unwind(marked).is_err() {
+            tracing::error!("writing stale markers panicked, which is a bug");
         }
         let has_work = !ended.is_empty() || due.is_some();
         if let Some(mut due) = due {

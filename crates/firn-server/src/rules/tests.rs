@@ -19,6 +19,7 @@ use super::{RuleManager, RuleOptions, ShownGroup};
 use crate::access::{Gate, GateOptions};
 use crate::metrics_text::MetricsText;
 use crate::query_log::QueryLog;
+use crate::throttle::on_lines;
 
 const SECOND: i64 = 1_000;
 const MINUTE: i64 = 60 * SECOND;
@@ -196,6 +197,24 @@ fn results_are_rows_at_the_slot_and_later_rules_see_them() {
     let member = |job| Labels::from_pairs([("job", job), ("team", "a")]).unwrap();
     let refs = scene.db.find_members(&name, &[member("a"), member("b")]).unwrap();
     assert_eq!(refs[0].unwrap().group, refs[1].unwrap().group);
+}
+
+/// Before, a panic beside an evaluation ended the thread, and the group that was due was lost.
+#[test]
+fn a_panic_while_series_end_loses_no_group() {
+    let mut scene = Scene::new();
+    let group = |name| format!("{{name: {name}, rules: [{{record: {name}, expr: vector(1)}}]}}");
+    let load = |scene: &mut Scene, groups: &str| {
+        scene.load(&[("a.yml", &format!("groups: [{groups}]"))]).unwrap();
+    };
+    load(&mut scene, &format!("{}, {}", group("a"), group("b")));
+    assert_eq!(scene.evaluate_at(MINUTE), 2);
+    load(&mut scene, &group("a"));
+    // The stale marker cannot be written, and the line that reports it panics.
+    scene.db.close().unwrap();
+    let panics = |line: String| assert!(!line.contains("have no stale marker"), "on purpose");
+    on_lines(panics, || assert_eq!(scene.evaluate_at(4 * MINUTE), 1, "group a"));
+    assert_eq!(scene.evaluate_at(5 * MINUTE), 1, "group a again");
 }
 
 /// Before, only queries of clients were logged.

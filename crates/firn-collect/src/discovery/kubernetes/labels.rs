@@ -8,14 +8,13 @@ use super::objects::{Container, ContainerPort, Metadata, Named, Node, Pod};
 use super::stored::Cluster;
 use crate::config::LabelSet;
 use crate::config::discovery::AttachMetadata;
+use crate::relabel::labels_work;
 
 /// Labels under construction. A later value of a name replaces an earlier one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MetaLabels(Vec<(String, String)>);
 
 const PREFIX: &str = "__meta_kubernetes_";
-// Beside the bytes of a label.
-const LABEL_WORK: u64 = 50;
 
 impl MetaLabels {
     /// Sets `__meta_kubernetes_` with `name`.
@@ -35,12 +34,9 @@ impl MetaLabels {
         self.0.push((name.to_owned(), value.into()));
     }
 
-    /// The work of making them, in bytes.
+    /// The work of making them, as [`labels_work`].
     pub(super) fn work(&self) -> u64 {
-        self.0.iter().fold(0, |sum: u64, (name, value)| {
-            let bytes = name.len().saturating_add(value.len()) as u64;
-            sum.saturating_add(bytes).saturating_add(LABEL_WORK)
-        })
+        labels_work(self.0.iter().map(|(name, value)| (name.as_str(), value.as_str())))
     }
 
     /// The labels and the annotations of an object of `kind`.
