@@ -165,7 +165,9 @@ fn strangers_within_requests_shut_nobody_out() {
 fn gets_take_the_memory_of_their_points() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().display().to_string();
-    let flags = [("listen", "127.0.0.1:0"), ("data", &data), ("memory", "64MiB")];
+    // Small slabs, as points without values take much more memory until they are written.
+    let flags =
+        [("listen", "127.0.0.1:0"), ("data", &data), ("size", "16MiB"), ("memory", "64MiB")];
     let server = CacheServer::start(from_flags(&flags).unwrap(), || ()).unwrap();
     const COUNT: i64 = 30_000;
     const SETS: i64 = 8;
@@ -175,7 +177,8 @@ fn gets_take_the_memory_of_their_points() {
         let points = (first..=last).flat_map(|ts| [&ts.to_le_bytes()[..], &[0; 4]].concat());
         let points: Vec<u8> = points.collect();
         // Until the slabs before it are written.
-        loop {
+        for tries in 0.. {
+            assert!(tries < 200, "the set at {first} is not stored");
             client.send(&format!("set empty 0 {first} {last} binary {}\r\n", points.len()));
             client.0.get_mut().write_all(&points).unwrap();
             if client.ask("\r\n") == format!("STORED {first} {last}") {
