@@ -475,8 +475,8 @@ mod tests {
 
     use super::*;
 
-    /// Each member was searched for among all of its group: for 100,000 that took a minute, in which
-    /// no time-out was noticed.
+    /// Each member was searched for among all of its group: for 100,000 that took a minute, in
+    /// which no time-out was noticed.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "the bound is a hundred times the time")]
     fn members_of_a_large_group_are_found_in_time() {

@@ -74,7 +74,7 @@ struct ServerState {
     room_kib: u32,
     /// The same for short ones, which do not wait behind long ones.
     short_room: Arc<Semaphore>,
-    /// The memory of both. A get takes room by an estimate, and what its points really take here.
+    /// The memory of both. A get takes room by an estimate, and here by the size of its points.
     flights: Budget,
     numbers: CommandCounters,
     _writer: Background,

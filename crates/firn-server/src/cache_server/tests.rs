@@ -132,8 +132,8 @@ fn clients_without_the_token_shut_nobody_out() {
     server.stop().unwrap();
 }
 
-/// Before, strangers within a head of HTTP, or in a value that was refused, could not be evicted: no
-/// further connection was accepted for seconds, or for as long as they sent.
+/// Before, strangers within a head of HTTP, or in a value that was refused, could not be evicted:
+/// no further connection was accepted for seconds, or for as long as they sent.
 #[test]
 fn strangers_within_requests_shut_nobody_out() {
     let folder = tempfile::tempdir().unwrap();

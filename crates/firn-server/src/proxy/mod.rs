@@ -642,8 +642,8 @@ fn question_of(parts: &Parts, form: &[u8], settle_ms: i64) -> Option<Question> {
     Question::new(parts, pairs, clock_ms(), settle_ms)
 }
 
-/// Checks the statements of a form. Those of a long one take milliseconds, in which a network thread
-/// would serve no other client.
+/// Checks the statements of a form. Those of a long one take milliseconds, in which a network
+/// thread would serve no other client.
 async fn check_form(form: &Bytes) -> std::result::Result<(), NotForwarded> {
     if form.len() <= DECODED_HERE_BYTES_MAX {
         return policy::check_statements(&[form]);
