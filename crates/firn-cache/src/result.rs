@@ -529,7 +529,9 @@ impl ResultCache {
         let (found, known) = match read.and(failed) {
             Ok(()) => {
                 let known = without(ask.range, got.missing).max_by_key(|part| width(*part));
-                let is_too_large = got.declined == Some(DeclineReason::TooLarge);
+                let is_too_large = got.declined.is_some_and(|reason| {
+                    matches!(reason, DeclineReason::TooLarge | DeclineReason::NoMemory)
+                });
                 let (answer, held) = collector.finish();
                 (CachedAnswer { answer, held, missing, is_too_large }, known)
             }

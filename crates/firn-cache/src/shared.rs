@@ -13,7 +13,7 @@ mod journal;
 use std::sync::Arc;
 
 use firn_env::Disk;
-use firn_model::{Budget, CommitSeq, Result, TimeRange};
+use firn_model::{Budget, CommitSeq, Reservation, Result, TimeRange};
 use parking_lot::Mutex;
 
 use self::journal::{Change, Journal, JournalHead};
@@ -116,9 +116,14 @@ impl SharedCache {
         self.store.get(&Lookup { number: CommitSeq(u64::MAX), ..*ask })
     }
 
-    /// Like [`SharedCache::get`], but `None` if it would wait for the device.
-    pub fn get_now(&self, ask: &Lookup<'_>) -> Option<CachedRange> {
-        self.store.get_now(&Lookup { number: CommitSeq(u64::MAX), ..*ask })
+    /// Like [`SharedCache::get`], with the memory of the points reserved in `held`.
+    pub fn get_reserved(&self, ask: &Lookup<'_>, held: &mut Reservation) -> CachedRange {
+        self.store.get_reserved(&Lookup { number: CommitSeq(u64::MAX), ..*ask }, held)
+    }
+
+    /// Like [`SharedCache::get_reserved`], but `None` if it would wait for the device.
+    pub fn get_now(&self, ask: &Lookup<'_>, held: &mut Reservation) -> Option<CachedRange> {
+        self.store.get_now(&Lookup { number: CommitSeq(u64::MAX), ..*ask }, held)
     }
 
     /// Approximate cached bytes of a range.

@@ -44,8 +44,10 @@ pub struct Lookup<'a> {
 pub enum DeclineReason {
     /// A partial answer is smaller than [`Lookup::partial_bytes_min`].
     TooSmall,
-    /// More than [`Lookup::bytes_max`] would have to be read, or more than could be reserved.
+    /// More than [`Lookup::bytes_max`] would have to be read.
     TooLarge,
+    /// The memory for the points could not be reserved.
+    NoMemory,
 }
 
 /// The cached part of a looked-up range.
@@ -87,6 +89,8 @@ struct Copied {
     heads: Vec<Arc<[u8]>>,
 }
 
+const COPIED_POINT_BYTES: usize = size_of::<(Timestamp, Option<u32>, usize)>();
+
 /// The result of a lookup in the index, before anything is read.
 struct ReadPlan {
     missing: TimeRange,
@@ -99,7 +103,7 @@ struct ReadPlan {
 enum ReadOutcome {
     Done(Vec<CachedPart>),
     /// More than the caller allows.
-    TooLarge,
+    Declined(DeclineReason),
     /// The read would have to wait for the device.
     WouldWait,
 }
@@ -131,14 +135,15 @@ impl Store {
     }
 
     /// Like [`Store::get`], but reserves the bytes of the points in `held` before they are read. If
-    /// that is refused, the range is declined as too large.
+    /// that is refused, the range is declined.
     pub fn get_reserved(&self, ask: &Lookup<'_>, held: &mut Reservation) -> CachedRange {
         self.try_get(ask, true, Some(held)).unwrap_or_else(|| CachedRange::nothing(ask))
     }
 
-    /// Like [`Store::get`], but `None`, and nothing is counted, if it would wait for the device.
-    pub fn get_now(&self, ask: &Lookup<'_>) -> Option<CachedRange> {
-        self.try_get(ask, false, None)
+    /// Like [`Store::get_reserved`], but `None`, and nothing is counted, if it would wait for the
+    /// device.
+    pub fn get_now(&self, ask: &Lookup<'_>, held: &mut Reservation) -> Option<CachedRange> {
+        self.try_get(ask, false, Some(held))
     }
 
     /// `None` if it would have to wait and `may_wait` is false.
@@ -157,9 +162,9 @@ impl Store {
                     let declined = is_too_small.then_some(DeclineReason::TooSmall);
                     return Some(CachedRange { missing, absent, declined, device, parts });
                 }
-                Ok(ReadOutcome::TooLarge) => {
+                Ok(ReadOutcome::Declined(reason)) => {
                     self.count_get(ask, ask.range, 0);
-                    let declined = Some(DeclineReason::TooLarge);
+                    let declined = Some(reason);
                     return Some(CachedRange { absent, declined, ..CachedRange::nothing(ask) });
                 }
                 Ok(ReadOutcome::WouldWait) => return None,
@@ -242,7 +247,7 @@ impl Store {
         may_wait: bool,
         mut held: Option<&mut Reservation>,
     ) -> Result<ReadOutcome, (SlabId, Error)> {
-        let (mut parts, mut read_bytes) = (Vec::new(), 0);
+        let (mut parts, mut read_bytes, mut held_bytes) = (Vec::new(), 0, 0);
         // Held until they are read: only then may their slots be reused.
         let mut slabs = Vec::new();
         for source in sources {
@@ -261,10 +266,12 @@ impl Store {
                 }
             };
             read_bytes += part.bytes();
-            let is_refused =
-                held.as_deref_mut().is_some_and(|held| held.cover(read_bytes).is_err());
-            if is_refused || read_bytes > ask.bytes_max {
-                return Ok(ReadOutcome::TooLarge);
+            held_bytes += part.heap_bytes();
+            if read_bytes > ask.bytes_max {
+                return Ok(ReadOutcome::Declined(DeclineReason::TooLarge));
+            }
+            if held.as_deref_mut().is_some_and(|held| held.cover(held_bytes).is_err()) {
+                return Ok(ReadOutcome::Declined(DeclineReason::NoMemory));
             }
             parts.push(part);
         }
@@ -418,6 +425,16 @@ impl CachedPart {
     fn bytes(&self) -> u64 {
         match self {
             CachedPart::Memory(copied) => copied.bytes.len() as u64,
+            CachedPart::Flash(part) => part.bytes(),
+        }
+    }
+
+    /// The bytes with the list of points in memory: their payloads may be empty.
+    fn heap_bytes(&self) -> u64 {
+        match self {
+            CachedPart::Memory(copied) => {
+                (copied.bytes.capacity() + copied.points.capacity() * COPIED_POINT_BYTES) as u64
+            }
             CachedPart::Flash(part) => part.bytes(),
         }
     }

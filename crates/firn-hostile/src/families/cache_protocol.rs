@@ -385,6 +385,19 @@ fn silent() -> Vec<Attack> {
         attack("70 half lines", hold(70, 2, "get k 0"), status([SILENT, CLOSED])),
         attack("others beside 300 silent connections", beside(300, ""), stored()).quick(),
         attack("60 clients that do not read", deaf_clients(60), stored()).quick(),
+        attack(
+            "others beside 200 half heads of HTTP",
+            beside(200, "GET /-/cache/metrics HTTP/1.1\r\n"),
+            stored(),
+        )
+        .quick(),
+        attack(
+            "others beside 200 refused values without an end",
+            beside(200, "set s 0 0 1 json 1000000000000\r\n"),
+            stored(),
+        ),
+        attack("10 clients with 16 gets of points without values", empty_points(10), stored())
+            .quick(),
     ]
 }
 
@@ -395,6 +408,33 @@ fn deaf_clients(count: usize) -> Action {
         let set = format!("set deaf 0 0 1 json {}\r\n{value}\r\nquit\r\n", value.len());
         exchange_to_end(target, set.as_bytes());
         let gets = "get deaf 0 0 1 json 0\r\n".repeat(50);
+        let open: Vec<_> = (0..count)
+            .filter_map(|_| {
+                let mut connection = target.connect().ok()?;
+                connection.write_all(gets.as_bytes()).ok()?;
+                Some(connection)
+            })
+            .collect();
+        std::thread::sleep(Duration::from_secs(3));
+        let answers = others_are_served(target);
+        drop(open);
+        answers
+    })
+}
+
+/// Clients that request values of 4 MB whose points have no values, and do not read them.
+fn empty_points(count: usize) -> Action {
+    const POINTS: i64 = 30_000;
+    const SETS: i64 = 12;
+    script(move |target| {
+        for first in (0..SETS).map(|n| n * POINTS) {
+            let last = first + POINTS - 1;
+            let points = (first..=last).flat_map(|ts| [&ts.to_le_bytes()[..], &[0; 4]].concat());
+            let points: Vec<u8> = points.collect();
+            let set = format!("set none 0 {first} {last} binary {}\r\n", points.len());
+            exchange_to_end(target, &[set.as_bytes(), &points, b"\r\nquit\r\n"].concat());
+        }
+        let gets = format!("get none 0 0 {} binary 0\r\n", SETS * POINTS - 1).repeat(16);
         let open: Vec<_> = (0..count)
             .filter_map(|_| {
                 let mut connection = target.connect().ok()?;

@@ -258,6 +258,22 @@ fn paths() -> Vec<Attack> {
         attack("a DELETE", fresh(|| request("DELETE", "/api/v1/series")), refused()).quick(),
         attack("a TRACE", fresh(|| request("TRACE", "/api/v1/query")), refused()),
         attack(
+            "20 InfluxDB statements of a million words that drop",
+            script(|target| {
+                let text = ["q=SELECT", &"+a".repeat(1_000_000), "+INTO+b"].concat();
+                let form = post("/query")
+                    .header("Content-Type", "application/x-www-form-urlencoded")
+                    .body(text);
+                std::thread::scope(|scope| {
+                    let send = || form.send(target);
+                    let threads: Vec<_> = (0..20).map(|_| scope.spawn(send)).collect();
+                    threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+                })
+            }),
+            refused(),
+        )
+        .quick(),
+        attack(
             "an InfluxDB statement that drops",
             fresh(|| post("/query?q=DROP%20DATABASE%20d")),
             status([400, 403, 404, 405, 501]),

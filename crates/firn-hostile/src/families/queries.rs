@@ -620,6 +620,15 @@ fn lists() -> Vec<Attack> {
             post("/api/v1/read").make(|| snappy([0x0a, 0].repeat(8 << 20))),
             status([400]),
         ),
+        attack(
+            "remote read with 24 million response types",
+            post("/api/v1/read").make(|| {
+                let types = vec![5; 24 << 20];
+                snappy(Message::default().bytes(2, &types).0)
+            }),
+            status([400, 422, 503]),
+        )
+        .quick(),
         attack("remote read that is text", post("/api/v1/read").body("hello"), bad()),
         attack(
             "remote read with an unknown matcher",

@@ -246,6 +246,13 @@ fn readers() -> Vec<Attack> {
             status([200, SILENT, CLOSED]),
         )
         .quick(),
+        // More than there are places before admission, which metrics do not need.
+        attack(
+            "200 clients with 500 requests for metrics in a row",
+            hold(200, 4, PIPELINED.repeat(500)),
+            status([200, SILENT, CLOSED]),
+        )
+        .quick(),
         attack(
             "60 clients with a compressed response",
             deaf(60, 3, range("load", 20).header("Accept-Encoding", "gzip")),

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderMap, Method, StatusCode};
 use firn_cache::{CachedRange, DeclineReason, Lookup};
-use firn_model::{CommitSeq, ErrorKind, TimeRange};
+use firn_model::{CommitSeq, Error, ErrorKind, Pool, Reservation, TimeRange};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
@@ -57,6 +57,8 @@ pub(super) const VALUE_WEIGHT: u64 = 5;
 /// Values in memory up to this size are returned by the thread that read the request: waking
 /// another one, twice, takes longer than the response.
 const AT_ONCE_BYTES_MAX: u64 = 64 << 10;
+/// Memory of such a value and its response: the estimate of the first is that of values alone.
+const AT_ONCE_HELD_BYTES_MAX: u64 = 1 << 20;
 /// Lookups of more separate parts run on a blocking thread: a client can set any number of short
 /// ranges, and the thread of the connections serves all clients.
 const AT_ONCE_PARTS_MAX: usize = 256;
@@ -158,7 +160,7 @@ impl<'a> Connection<'a> {
 
     /// The last response must arrive: a connection closed with unread bytes is reset.
     async fn close(&mut self) {
-        self.handle.set_closing();
+        self.handle.set_evictable();
         let mut rest = [0; READ_BYTES];
         let drained = async {
             // TLS sends its end first, for which a client that does not read has no room.
@@ -177,9 +179,6 @@ impl<'a> Connection<'a> {
             let problem = format!("a line has more than {LINE_BYTES_MAX} bytes");
             return self.refuse(Refused { problem, skip_bytes: None }).await;
         };
-        if !self.handle.set_busy() {
-            return Err(End);
-        }
         let command = match parse_line(without_end(&line), self.shared.value_bytes_max) {
             Ok(command) => command,
             Err(refused) => return self.refuse(refused).await,
@@ -205,9 +204,16 @@ impl<'a> Connection<'a> {
             let problem = format!("this command needs role {role}");
             return self.refuse(Refused { problem, skip_bytes }).await;
         }
-        if !is_open && let Err(why) = self.handle.admit().await {
-            self.respond(&format!("SERVER_ERROR {why}\r\n")).await?;
-            return Err(End);
+        // Until then, and within requests that need no admission, it may be evicted: strangers must
+        // not keep others from being accepted.
+        if !is_open {
+            if !self.handle.set_busy() {
+                return Err(End);
+            }
+            if let Err(why) = self.handle.admit().await {
+                self.respond(&format!("SERVER_ERROR {why}\r\n")).await?;
+                return Err(End);
+            }
         }
         match command {
             Command::Auth(token) => self.authenticate(&token).await,
@@ -281,6 +287,9 @@ impl<'a> Connection<'a> {
         // The value has its own memory already.
         let decoded = (bytes as u64).saturating_mul(VALUE_WEIGHT.saturating_sub(1));
         let Some(_room) = self.room(decoded).await else { return self.no_room().await };
+        let Ok(_held) = self.shared.flights.reserve(POOL, decoded) else {
+            return self.no_room().await;
+        };
         let cache = Arc::clone(&self.shared.cache);
         let answer = blocking(move || {
             let points = match points::decode(format, place.range, &value) {
@@ -324,35 +333,33 @@ impl<'a> Connection<'a> {
             batch.push(more);
         }
         self.shared.numbers.gets.add(batch.len() as u64);
-        let Some(_room) = self.room(weight).await else { return self.no_room().await };
+        let Some(room) = self.room(weight).await else { return self.no_room().await };
+        // Lookups of a client that disconnects run to their end, and keep the memory until then.
+        let room = Arc::new(room);
         let answers: Vec<Answer> = batch
             .into_iter()
             .map(|(place, format, least)| {
-                let cache = Arc::clone(&self.shared.cache);
-                let bytes_max = self.shared.value_bytes_max;
-                let read_bytes_max = self.shared.read_bytes_max;
-                let least = least.unwrap_or(self.shared.partial_bytes_min);
-                let wanted = ask(&place, format, least, read_bytes_max);
-                if !cache.is_scattered(&wanted, AT_ONCE_PARTS_MAX)
-                    && cache.estimate_bytes(&wanted) <= AT_ONCE_BYTES_MAX
-                    && let Some(got) = cache.get_now(&wanted)
-                {
-                    return Answer::Here(response(&got, place.range, format, bytes_max));
+                let shared = Arc::clone(self.shared);
+                let least = least.unwrap_or(shared.partial_bytes_min);
+                if let Some(response) = shared.respond_now(&place, format, least) {
+                    return Answer::Here(response);
                 }
+                let room = Arc::clone(&room);
                 Answer::Later(tokio::task::spawn_blocking(move || {
-                    let got = cache.get(&ask(&place, format, least, read_bytes_max));
-                    response(&got, place.range, format, bytes_max)
+                    let _room = room;
+                    shared.respond(&place, format, least)
                 }))
             })
             .collect();
         for answer in answers {
-            let bytes = match answer {
-                Answer::Here(bytes) => bytes,
-                Answer::Later(running) => {
-                    running.await.unwrap_or_else(|_| PANICKED.as_bytes().to_vec())
-                }
+            let response = match answer {
+                Answer::Here(response) => Ok(response),
+                Answer::Later(running) => running.await,
             };
-            self.respond_bytes(&bytes).await?;
+            match response {
+                Ok(response) => self.respond_bytes(&response.bytes).await?,
+                Err(_) => self.respond_bytes(PANICKED.as_bytes()).await?,
+            }
         }
         Ok(())
     }
@@ -720,28 +727,78 @@ fn ask(place: &RangeKey, format: Format, partial_bytes_min: u64, bytes_max: u64)
 
 /// The answer to a get.
 enum Answer {
-    Here(Vec<u8>),
+    Here(Response),
     /// Computed on a thread that may wait for the device.
-    Later(JoinHandle<Vec<u8>>),
+    Later(JoinHandle<Response>),
 }
 
-/// The response to a lookup: a value of at most `bytes_max`.
-fn response(got: &CachedRange, asked: TimeRange, format: Format, bytes_max: usize) -> Vec<u8> {
+/// The bytes for the client, and their memory.
+pub(super) struct Response {
+    pub(super) bytes: Vec<u8>,
+    _held: Reservation,
+}
+
+/// Their memory may not be reclaimed, and is refused last.
+const POOL: Pool = Pool::Jobs;
+const NO_MEMORY: &str = "SERVER_ERROR no memory for these points now (--memory); try again\r\n";
+
+impl ServerState {
+    /// The response to a get, which may wait for the device.
+    pub(super) fn respond(&self, place: &RangeKey, format: Format, least: u64) -> Response {
+        let mut held = self.flights.empty(POOL);
+        let wanted = ask(place, format, least, self.read_bytes_max);
+        let got = self.cache.get_reserved(&wanted, &mut held);
+        response(got, place.range, format, self.value_bytes_max, held).unwrap_or_else(|_| {
+            Response { bytes: NO_MEMORY.into(), _held: self.flights.empty(POOL) }
+        })
+    }
+
+    /// The response to a get of few points that are in memory.
+    fn respond_now(&self, place: &RangeKey, format: Format, least: u64) -> Option<Response> {
+        let wanted = ask(place, format, least, self.read_bytes_max);
+        if self.cache.is_scattered(&wanted, AT_ONCE_PARTS_MAX)
+            || self.cache.estimate_bytes(&wanted) > AT_ONCE_BYTES_MAX
+        {
+            return None;
+        }
+        let mut held = self.flights.part(AT_ONCE_HELD_BYTES_MAX).empty(POOL);
+        let got = self.cache.get_now(&wanted, &mut held)?;
+        response(got, place.range, format, self.value_bytes_max, held).ok()
+    }
+}
+
+/// The response to a lookup: a value of at most `bytes_max`. `held` is the memory of the points.
+///
+/// # Errors
+/// `Busy` or `TooLarge` without memory.
+fn response(
+    got: CachedRange,
+    asked: TimeRange,
+    format: Format,
+    bytes_max: usize,
+    mut held: Reservation,
+) -> firn_model::Result<Response> {
     let TimeRange { start, end } = asked;
     let too_large = || {
         let why = format!("the points from {start} to {end} exceed {bytes_max} bytes");
         format!("CLIENT_ERROR {why} (--value-bytes-max); get shorter ranges\r\n").into_bytes()
     };
     let line = match got.declined {
-        Some(DeclineReason::TooLarge) => return too_large(),
-        None if got.missing == asked => return b"NOT_FOUND\r\n".to_vec(),
-        _ if got.missing.is_empty() => format!("VALUE {start} {end}"),
-        _ => format!("INCOMPLETE {} {}", got.missing.start, got.missing.end),
+        Some(DeclineReason::NoMemory) => return Err(Error::busy(1_000, "no memory for points")),
+        Some(DeclineReason::TooLarge) => None,
+        _ if got.missing == asked && got.declined.is_none() => {
+            return Ok(Response { bytes: b"NOT_FOUND\r\n".to_vec(), _held: held });
+        }
+        _ if got.missing.is_empty() => Some(format!("VALUE {start} {end}")),
+        _ => Some(format!("INCOMPLETE {} {}", got.missing.start, got.missing.end)),
     };
     let mut answer = Vec::new();
-    match points::encode(format, got, bytes_max, &mut answer) {
-        Ok(()) if answer.len() > bytes_max => too_large(),
-        Ok(()) => {
+    let encoded = match &line {
+        None => Ok(()),
+        Some(_) => points::encode(format, &got, bytes_max, &mut answer, &mut held),
+    };
+    match (encoded, line) {
+        (Ok(()), Some(line)) if answer.len() <= bytes_max => {
             let absent = match got.absent {
                 absent if absent == got.missing => String::new(),
                 absent => format!(" {} {}", absent.start, absent.end),
@@ -750,12 +807,15 @@ fn response(got: &CachedRange, asked: TimeRange, format: Format, bytes_max: usiz
             // Moved in place: a second copy of a large value would touch new pages.
             answer.splice(..0, line.into_bytes());
             answer.extend_from_slice(b"\r\n");
-            answer
         }
+        (Ok(()), _) => answer = too_large(),
         // A valid checksum over bytes that are not points: nothing can be returned.
-        Err(error) => {
-            debug_assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
-            b"NOT_FOUND\r\n".to_vec()
+        (Err(error), _) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {
+            answer = b"NOT_FOUND\r\n".to_vec();
         }
+        (Err(error), _) => return Err(error),
     }
+    drop(got);
+    held.shrink_to(answer.capacity() as u64);
+    Ok(Response { bytes: answer, _held: held })
 }

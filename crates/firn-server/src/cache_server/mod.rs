@@ -74,6 +74,8 @@ struct ServerState {
     room_kib: u32,
     /// The same for short ones, which do not wait behind long ones.
     short_room: Arc<Semaphore>,
+    /// The memory of both. A get takes room by an estimate, and here by the size of its points.
+    flights: Budget,
     numbers: CommandCounters,
     _writer: Background,
     _lock: Box<dyn FolderLock>,
@@ -152,6 +154,7 @@ impl CacheServer {
             )),
             room: Arc::new(Semaphore::new(room_kib as usize)),
             short_room: Arc::new(Semaphore::new(connection::SHORT_ROOM_KIB as usize)),
+            flights: Budget::new(room_bytes.saturating_add(short_bytes)),
             room_kib,
             numbers: CommandCounters::default(),
             _writer: writer,

@@ -12,9 +12,9 @@
 
 use std::fmt;
 
-use firn_cache::{CachedRange, Point};
-use firn_model::{Result, TimeRange, Timestamp};
-use serde::de::{Deserializer, SeqAccess, Visitor};
+use firn_cache::{CachedRange, Point, PointRef};
+use firn_model::{Reservation, Result, TimeRange, Timestamp};
+use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::protocol::Format;
@@ -34,42 +34,65 @@ pub(super) fn decode(
     range: TimeRange,
     bytes: &[u8],
 ) -> std::result::Result<Vec<Point<'_>>, String> {
-    let points = match format {
-        Format::Json => decode_json(bytes)?,
-        Format::Binary => decode_binary(bytes)?,
-    };
-    let mut before: Option<Timestamp> = None;
-    for (idx, point) in points.iter().enumerate() {
-        let ts = point.ts;
-        if !range.contains(ts) {
-            let (start, end) = (range.start, range.end);
-            return Err(format!("point {idx} has time {ts}, outside the range {start} to {end}"));
-        }
-        if before.is_some_and(|before| before >= ts) {
-            return Err(format!(
-                "point {idx} has time {ts}, after a point with {}; times must rise",
-                before.unwrap_or_default()
-            ));
-        }
-        before = Some(ts);
+    match format {
+        Format::Json => decode_json(bytes, PointOrder::within(range)),
+        Format::Binary => decode_binary(bytes, PointOrder::within(range)),
     }
-    Ok(points)
 }
 
-fn decode_json(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
-    let mut source = serde_json::Deserializer::from_slice(bytes);
-    let points = source.deserialize_seq(JsonPoints { count: bytes.len() / JSON_POINT_BYTES });
-    points
-        .and_then(|points| source.end().map(|()| points))
-        .map_err(|e| format!("expected a JSON list of [time,value] with integer times: {e}"))
-}
-
-/// Deserializes points directly into their final list, because they are most of a request.
-struct JsonPoints {
+/// Checks the times of points while they are decoded. Times that rise have more digits the more
+/// there are, so that the memory of a list is a small multiple of its text.
+struct PointOrder {
+    range: TimeRange,
+    before: Option<Timestamp>,
     count: usize,
 }
 
-impl<'de> Visitor<'de> for JsonPoints {
+impl PointOrder {
+    fn within(range: TimeRange) -> PointOrder {
+        PointOrder { range, before: None, count: 0 }
+    }
+
+    /// The mistake of the next point, if there is one.
+    fn check(&mut self, ts: Timestamp) -> std::result::Result<(), String> {
+        let (idx, TimeRange { start, end }) = (self.count, self.range);
+        if !self.range.contains(ts) {
+            return Err(format!("point {idx} has time {ts}, outside the range {start} to {end}"));
+        }
+        if let Some(before) = self.before.replace(ts).filter(|before| *before >= ts) {
+            return Err(format!(
+                "point {idx} has time {ts}, after a point with {before}; times must rise"
+            ));
+        }
+        self.count = idx.saturating_add(1);
+        Ok(())
+    }
+}
+
+fn decode_json(bytes: &[u8], order: PointOrder) -> std::result::Result<Vec<Point<'_>>, String> {
+    let mut source = serde_json::Deserializer::from_slice(bytes);
+    let mut fault = None;
+    let points = source.deserialize_seq(JsonPoints {
+        count: bytes.len() / JSON_POINT_BYTES,
+        order,
+        fault: &mut fault,
+    });
+    points.and_then(|points| source.end().map(|()| points)).map_err(|e| {
+        fault.unwrap_or_else(|| {
+            format!("expected a JSON list of [time,value] with integer times: {e}")
+        })
+    })
+}
+
+/// Deserializes points directly into their final list, because they are most of a request.
+struct JsonPoints<'f> {
+    count: usize,
+    order: PointOrder,
+    /// The mistake of a time.
+    fault: &'f mut Option<String>,
+}
+
+impl<'de> Visitor<'de> for JsonPoints<'_> {
     type Value = Vec<Point<'de>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -77,18 +100,25 @@ impl<'de> Visitor<'de> for JsonPoints {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(
-        self,
+        mut self,
         mut items: A,
     ) -> std::result::Result<Vec<Point<'de>>, A::Error> {
         let mut points = Vec::with_capacity(self.count);
         while let Some((ts, value)) = items.next_element::<(Timestamp, &'de RawValue)>()? {
+            if let Err(why) = self.order.check(ts) {
+                *self.fault = Some(why);
+                return Err(A::Error::custom("the time is wrong"));
+            }
             points.push(Point { ts, head: None, payload: value.get().as_bytes() });
         }
         Ok(points)
     }
 }
 
-fn decode_binary(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
+fn decode_binary(
+    bytes: &[u8],
+    mut order: PointOrder,
+) -> std::result::Result<Vec<Point<'_>>, String> {
     let mut points = Vec::new();
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -101,92 +131,82 @@ fn decode_binary(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
         let ts = i64::from_le_bytes([t0, t1, t2, t3, t4, t5, t6, t7]);
         let len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
         let (payload, behind) = behind.split_at_checked(len).ok_or_else(cut)?;
+        order.check(ts)?;
         points.push(Point { ts, head: None, payload });
         rest = behind;
     }
     Ok(points)
 }
 
-/// Writes the points to `out`, which is empty. If they exceed `bytes_max`, the rest is omitted
-/// after the first point that exceeds it.
+/// Writes the points to `out`, which is empty, and reserves its memory in `held`. If they exceed
+/// `bytes_max`, the rest is omitted after the first point that exceeds it.
 ///
 /// # Errors
-/// `Corrupt` if a slab contradicts its checksums: then nothing of it may be used.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "`decode_binary` read the length of a payload from 32 bits"
-)]
+/// `Corrupt` if a slab contradicts its checksums: then nothing of it may be used; `Busy` or
+/// `TooLarge` without memory.
 pub(super) fn encode(
     format: Format,
     got: &CachedRange,
     bytes_max: usize,
     out: &mut Vec<u8>,
+    held: &mut Reservation,
 ) -> Result<()> {
     // A number's text is about as long as its time's.
     let text_bytes = usize::try_from(got.bytes().saturating_mul(2)).unwrap_or(usize::MAX);
-    out.reserve(text_bytes.min(bytes_max));
-    match format {
-        Format::Json => {
-            out.push(b'[');
-            got.for_each(&mut |point| {
-                if out.len() > bytes_max {
-                    return;
-                }
-                out.extend_from_slice(if out.len() > 1 { b",[" } else { b"[" });
-                push_i64(point.ts, out);
-                out.push(b',');
-                out.extend_from_slice(point.payload);
-                out.push(b']');
-            })?;
-            out.push(b']');
-        }
-        Format::Binary => got.for_each(&mut |point| {
-            if out.len() > bytes_max {
-                return;
-            }
-            out.extend_from_slice(&point.ts.to_le_bytes());
-            out.extend_from_slice(&(point.payload.len() as u32).to_le_bytes());
-            out.extend_from_slice(point.payload);
-        })?,
+    let mut reserved = reserve(out, text_bytes.min(bytes_max), held);
+    let (start, end): (&[u8], &[u8]) =
+        if format == Format::Json { (b"[", b"]") } else { (b"", b"") };
+    if reserved.is_ok() {
+        out.extend_from_slice(start);
     }
+    got.for_each(&mut |point| {
+        if out.len() > bytes_max || reserved.is_err() {
+            return;
+        }
+        let more = point.payload.len().saturating_add(POINT_TEXT_BYTES);
+        if out.capacity().saturating_sub(out.len()) < more {
+            reserved = reserve(out, out.len().saturating_add(more), held);
+        }
+        if reserved.is_ok() {
+            push_point(format, point, out);
+        }
+    })?;
+    out.extend_from_slice(end);
+    reserved
+}
+
+/// A point's text beside its value at most, and room for the line before all points and the ends of
+/// both.
+const POINT_TEXT_BYTES: usize = 256;
+
+/// Makes room for `bytes` more in `out`.
+fn reserve(out: &mut Vec<u8>, bytes: usize, held: &mut Reservation) -> Result<()> {
+    let before = out.capacity() as u64;
+    let capacity = out.len().saturating_add(bytes).saturating_add(POINT_TEXT_BYTES);
+    // Old and new bytes exist together while they are copied.
+    held.grow(capacity as u64)?;
+    out.reserve_exact(capacity.saturating_sub(out.len()));
+    held.shrink(before);
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn malformed_points_are_reported_with_their_position() {
-        let range = TimeRange::new(0, 9);
-        for (format, value, what) in [
-            (Format::Json, &b"{}"[..], "expected a JSON list of [time,value]"),
-            (Format::Json, b"[[1,2],[2.5,1]]", "column"),
-            (Format::Json, b"[[1,2],[1,3]]", "point 1 has time 1, after a point with 1"),
-            (Format::Json, b"[[1,2],[10,3]]", "point 1 has time 10, outside the range 0 to 9"),
-            (Format::Json, b"[[1,2]", "column 6"),
-            (Format::Json, b"", "EOF"),
-            (Format::Binary, b"\x01\0\0\0\0\0\0\0\x02\0\0\0a", "point 0 at byte 0"),
-            (Format::Binary, b"\x01", "point 0 at byte 0"),
-        ] {
-            let why = decode(format, range, value).unwrap_err();
-            assert!(why.contains(what) && !why.contains('\n'), "{why}");
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "`decode_binary` read the length of a payload from 32 bits"
+)]
+fn push_point(format: Format, point: PointRef<'_>, out: &mut Vec<u8>) {
+    match format {
+        Format::Json => {
+            out.extend_from_slice(if out.len() > 1 { b",[" } else { b"[" });
+            push_i64(point.ts, out);
+            out.push(b',');
+            out.extend_from_slice(point.payload);
+            out.push(b']');
         }
-        let points = decode(Format::Json, range, b" [[1, {\"a\": [1, 2]}] ,[3,null]] ").unwrap();
-        let texts: Vec<_> = points.iter().map(|point| (point.ts, point.payload)).collect();
-        assert_eq!(texts, [(1, &b"{\"a\": [1, 2]}"[..]), (3, b"null")]);
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_points_or_not(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            for format in [Format::Json, Format::Binary] {
-                if let Ok(points) = decode(format, TimeRange::ALL, &bytes) {
-                    prop_assert!(points.is_sorted_by(|a, b| a.ts < b.ts));
-                }
-            }
+        Format::Binary => {
+            out.extend_from_slice(&point.ts.to_le_bytes());
+            out.extend_from_slice(&(point.payload.len() as u32).to_le_bytes());
+            out.extend_from_slice(point.payload);
         }
     }
 }

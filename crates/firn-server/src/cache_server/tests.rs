@@ -132,6 +132,99 @@ fn clients_without_the_token_shut_nobody_out() {
     server.stop().unwrap();
 }
 
+/// Before, strangers within a head of HTTP, or in a value that was refused, could not be evicted:
+/// no further connection was accepted for seconds, or for as long as they sent.
+#[test]
+fn strangers_within_requests_shut_nobody_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, token) = (folder.path().join("cache"), folder.path().join("token"));
+    std::fs::write(&token, "s3cret\n").unwrap();
+    let (data, token) = (data.display().to_string(), token.display().to_string());
+    let flags =
+        [("listen", "127.0.0.1:0"), ("data", &data), ("size", "16MiB"), ("token-file", &token)];
+    let server = CacheServer::start(from_flags(&flags).unwrap(), || ()).unwrap();
+    for request in
+        ["GET /-/cache/metrics HTTP/1.1\r\n", "set k 0 0 9 json 1000000000000\r\n", "get k 0 "]
+    {
+        let mut strangers: Vec<Client> = (0..200).map(|_| Client::new(&server)).collect();
+        for client in &mut strangers {
+            // The oldest ones are closed meanwhile.
+            let _ = client.0.get_mut().write_all(request.as_bytes());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        let mut client = Client::new(&server);
+        client.0.get_ref().set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+        assert_eq!(client.ask("auth s3cret\r\n"), "OK", "{request}");
+    }
+    server.stop().unwrap();
+}
+
+/// Before, gets reserved an estimate by the bytes of values: those of points without any took up to
+/// 8 MiB each beside the limit, for each of 16 that a client sends at once.
+#[test]
+fn gets_take_the_memory_of_their_points() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().display().to_string();
+    // Small slabs, as points without values take much more memory until they are written.
+    let flags =
+        [("listen", "127.0.0.1:0"), ("data", &data), ("size", "16MiB"), ("memory", "64MiB")];
+    let server = CacheServer::start(from_flags(&flags).unwrap(), || ()).unwrap();
+    const COUNT: i64 = 30_000;
+    const SETS: i64 = 8;
+    let mut client = Client::new(&server);
+    for first in (0..SETS).map(|n| n * COUNT) {
+        let last = first + COUNT - 1;
+        let points = (first..=last).flat_map(|ts| [&ts.to_le_bytes()[..], &[0; 4]].concat());
+        let points: Vec<u8> = points.collect();
+        // Until the slabs before it are written.
+        for tries in 0.. {
+            assert!(tries < 200, "the set at {first} is not stored");
+            client.send(&format!("set empty 0 {first} {last} binary {}\r\n", points.len()));
+            client.0.get_mut().write_all(&points).unwrap();
+            if client.ask("\r\n") == format!("STORED {first} {last}") {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+    let value_bytes = (12 * SETS * COUNT) as usize;
+    let range = firn_model::TimeRange::new(0, SETS * COUNT - 1);
+    let place = protocol::RangeKey { key: b"empty".to_vec(), field: 0, range };
+    let get = || server.shared.respond(&place, protocol::Format::Binary, 0);
+    let room = server.shared.flights.usage().limit_bytes as usize;
+    let mut unread = Vec::new();
+    let refused = loop {
+        let response = get();
+        if !response.bytes.starts_with(b"VALUE") {
+            break response;
+        }
+        assert!(response.bytes.len() > value_bytes);
+        unread.push(response);
+        assert!(unread.len() * value_bytes < room, "{} responses", unread.len());
+    };
+    let refused = String::from_utf8(refused.bytes).unwrap();
+    assert!(refused.starts_with("SERVER_ERROR no memory") && !unread.is_empty(), "{refused}");
+    drop(unread);
+    assert!(get().bytes.starts_with(b"VALUE"));
+    server.stop().unwrap();
+}
+
+/// Before, a list was decoded to its end before its times were checked: millions of equal ones took
+/// a multiple of their reservation.
+#[test]
+fn the_first_wrong_time_ends_a_list() {
+    use super::points::decode;
+    use super::protocol::Format::{Binary, Json};
+    let range = firn_model::TimeRange::new(0, 9);
+    let why = |format, value: &[u8]| decode(format, range, value).unwrap_err();
+    assert!(why(Json, b"[[1,1],[1,1],").contains("point 1 has time 1, after a point with 1"));
+    assert!(why(Json, b"[[10,1],").contains("point 0 has time 10, outside the range 0 to 9"));
+    assert!(why(Json, b"[[1,1],[2,1],").contains("expected a JSON list of [time,value]"));
+    let points = [1_i64, 1].map(|ts| [&ts.to_le_bytes()[..], &[0; 4]].concat()).concat();
+    assert!(why(Binary, &points).contains("point 1 has time 1, after a point with 1"));
+    assert!(why(Binary, &[&points[..], &[7]].concat()).contains("point 1 has time 1"));
+}
+
 struct Client(BufReader<TcpStream>);
 
 impl Client {

@@ -4,11 +4,13 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
+use firn_model::{CancelToken, Error, QueryContext};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{ApiError, JSON, Packing, Payload};
 use crate::app::App;
 use crate::clock::clock_ms;
+use crate::held_body::HeldBody;
 use crate::hostname::hostname;
 use crate::http::Shared;
 use crate::http::auth::Access;
@@ -142,12 +144,34 @@ async fn flags(State(app): State<Shared>, request: Request<Body>) -> Response<Bo
 /// `/api/v1/status/config`: the configuration of Prometheus as Prometheus prints it, without
 /// secrets; or the settings of this server, if there is none.
 async fn config(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    answer(request, |_| {
+    let packing = Packing::of(request.headers());
+    if let Err(error) = Params::read(request, &url_budget()).await {
+        return error.into_response();
+    }
+    // A configuration of megabytes takes milliseconds, and memory until its client has received it.
+    let made = tokio::task::spawn_blocking(move || {
+        let budget = app.ready().map_or_else(url_budget, |ready| ready.db.budget().clone());
         let file = app.collect.as_ref().map(|collect| collect.file.current());
         let yaml = file.map_or_else(|| app.config.yaml(), |file| file.config.to_yaml());
-        Ok(json!({ "yaml": yaml }))
-    })
-    .await
+        config_payload(&yaml, &QueryContext::new(CancelToken::new(), budget), packing)
+    });
+    match made.await {
+        Ok(Ok(payload)) => payload.answer(StatusCode::OK, JSON),
+        Ok(Err(error)) => ApiError::from(error).into_response(),
+        Err(_) => ApiError::from(Error::internal("writing it panicked")).into_response(),
+    }
+}
+
+fn config_payload(
+    yaml: &str,
+    context: &QueryContext,
+    packing: Packing,
+) -> firn_model::Result<Payload> {
+    let mut body = HeldBody::success(context)?;
+    body.push(r#"{"yaml":"#)?;
+    wire::json::push_string(yaml, body.room(wire::json::string_bytes(yaml))?);
+    body.push("}")?;
+    body.end(&[], packing)
 }
 
 /// `/api/v1/status/walreplay`: bytes of log in place of Prometheus' segments, with percent and the

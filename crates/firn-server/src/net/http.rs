@@ -134,6 +134,11 @@ impl HttpService {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
             return response;
         }
+        // Its place is one of those before admission: clients that do not read their responses, or
+        // whose logins wait, must not keep others from being accepted.
+        if !handle.is_admitted() {
+            handle.set_evictable();
+        }
         let is_head = request.method() == Method::HEAD;
         request.extensions_mut().insert(client);
         request.extensions_mut().insert(listen);

@@ -547,7 +547,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
                     ready!(socket.after_write(context, closed.map_ok(|()| 0)))?;
                     let has_more =
                         !matches!(socket.reading, InputState::Head) || !socket.unread().is_empty();
-                    socket.handle.set_closing();
+                    socket.handle.set_evictable();
                     socket.lingering = match has_more {
                         true => {
                             let deadline = after(LINGER_TIMEOUT);

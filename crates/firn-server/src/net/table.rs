@@ -387,8 +387,9 @@ impl ConnectionHandle {
         self.set(Phase::Busy)
     }
 
-    /// The last response was sent; remaining bytes of the request are discarded.
-    pub(crate) fn set_closing(&self) {
+    /// The connection may be evicted, as one within a head: its request needs no admission, or its
+    /// remaining bytes are discarded.
+    pub(crate) fn set_evictable(&self) {
         if self.set(Phase::Head) {
             self.table.has_changed();
         }

@@ -23,7 +23,7 @@ use super::*;
 const PIPE_BYTES: usize = 4 << 10;
 const LONG_BYTES: usize = 8 << 20;
 const OPTIONS: HttpOptions = HttpOptions {
-    open_paths: &["/open"],
+    open_paths: &["/open", "/open/long"],
     explains_errors: true,
     buffer_bytes_max: BUFFER_BYTES_MAX,
 };
@@ -78,6 +78,7 @@ async fn client_in(table: &Arc<ConnectionTable>) -> MemoryClient {
         .route("/", any(async |uri: Uri| uri.to_string()))
         .route("/api/v1/query", get(async |uri: Uri| uri.to_string()))
         .route("/open", get(async || "open"))
+        .route("/open/long", get(long))
         .route("/echo", post(echo))
         .route("/early", post(async || (StatusCode::PAYLOAD_TOO_LARGE, "too large")))
         .route("/empty", any(async || StatusCode::IM_A_TEAPOT))
@@ -438,4 +439,22 @@ async fn health_is_answered_while_all_connections_have_requests() {
     let mut next = client_in(&table).await;
     assert_eq!(next.ask(GET).await.0, 200, "in place of an idle one");
     assert!(busy[0].is_closed().await);
+}
+
+/// Before, they kept all others from being accepted, health checks too, for seconds each.
+#[tokio::test(start_paused = true)]
+async fn clients_that_do_not_read_metrics_shut_nobody_out() {
+    let table = ConnectionTable::new(ConnectionLimits::new(8, None));
+    let mut deaf = Vec::new();
+    for _ in 0..limits::PENDING_MAX {
+        let mut client = client_in(&table).await;
+        client.send("GET /open/long HTTP/1.1\r\nHost: x\r\n\r\n").await;
+        deaf.push(client);
+    }
+    sleep(Duration::from_millis(100)).await;
+    let started = Instant::now();
+    let mut other = client_in(&table).await;
+    let (status, text) = other.ask("GET /open HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert_eq!((status, text.as_str()), (200, "open"));
+    assert!(started.elapsed() < Duration::from_millis(100), "{:?}", started.elapsed());
 }

@@ -84,6 +84,8 @@ const HTTP: HttpOptions = HttpOptions {
 const BUFFER_BYTES_MAX: usize = 32 << 10;
 /// A longer form is not a query: it is forwarded.
 const FORM_BYTES_MAX: usize = 2 << 20;
+/// The network thread checks the statements of shorter forms itself.
+const DECODED_HERE_BYTES_MAX: usize = 64 << 10;
 /// Memory of a form, in multiples of its length: as received, as pairs, as the question.
 const FORM_WEIGHT: u64 = 4;
 /// Memory of an answer in flight, in multiples of its length: as received, as values, as sent.
@@ -353,19 +355,24 @@ async fn answer(State(shared): State<Arc<ProxyState>>, request: Request<Body>) -
             return text(StatusCode::BAD_REQUEST, format!("the form was cut off: {why}\n"));
         }
     };
-    if reads_only && let Err(refused) = policy::check_statements(&[&form]) {
+    if reads_only && let Err(refused) = check_form(&form).await {
         return refuse_statements(&parts, &refused);
     }
-    // A form comes first, as Prometheus reads it.
     let query = parts.uri.query().unwrap_or_default().as_bytes();
     // Decoding very many parameters would keep a network thread from other clients.
     if check_count(&form).and(check_count(query)).is_err() {
         return shared.pass(parts, Body::from(form)).await;
     }
-    let pairs = form_urlencoded::parse(&form).chain(form_urlencoded::parse(query));
-    let pairs = pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
     let settle_ms = shared.config.settle.ms();
-    let question = Question::new(&parts, pairs, clock_ms(), settle_ms);
+    let question = match form.len() <= DECODED_HERE_BYTES_MAX {
+        true => question_of(&parts, &form, settle_ms),
+        // It takes some milliseconds.
+        false => {
+            let (parts, form) = (parts.clone(), form.clone());
+            let asked = move || question_of(&parts, &form, settle_ms);
+            tokio::task::spawn_blocking(asked).await.unwrap_or(None)
+        }
+    };
     let Some(question) = question.filter(|_| may_be_cached) else {
         return shared.pass(parts, Body::from(form)).await;
     };
@@ -495,16 +502,17 @@ impl ProxyState {
         };
         // Short points and many series take more memory than the answer's length suggests.
         let (counted, body) = (Arc::clone(&question), fetched.body.clone());
+        // The thread has the reservation: it works to its end after the client has disconnected.
         let count = move || {
             let filled_bytes = counted.filled_bytes(&known, &body);
-            (known, counted.join_bytes(&body).saturating_add(filled_bytes), filled_bytes)
+            let joined = counted.join_bytes(&body).saturating_add(filled_bytes);
+            let received = body.len() as u64 * ANSWER_WEIGHT;
+            let is_room =
+                filled_bytes <= bytes_max && held.grow(joined.saturating_sub(received)).is_ok();
+            (known, is_room, held)
         };
-        let Ok((known, joined, filled_bytes)) = tokio::task::spawn_blocking(count).await else {
-            return Answered::Pass;
-        };
-        let received = fetched.body.len() as u64 * ANSWER_WEIGHT;
-        let is_room =
-            filled_bytes <= bytes_max && held.grow(joined.saturating_sub(received)).is_ok();
+        let counted = tokio::task::spawn_blocking(count).await;
+        let Ok((known, is_room, mut held)) = counted else { return Answered::Pass };
         let is_whole = fetched.status == StatusCode::OK && is_room;
         let may_be_stored = fetched.may_be_shared(is_in_key) && self.agrees(&fetched, asked_ms);
         if is_whole && may_be_stored {
@@ -512,8 +520,11 @@ impl ProxyState {
             self.break_even.lock().record_computed(bytes, took);
             let (store, writer) = (Arc::clone(&self.store), Arc::clone(&question));
             let body = fetched.body.clone();
-            let join = move || writer.join(&store, known, &body);
-            if let Ok(Some(joined)) = tokio::task::spawn_blocking(join).await {
+            let join = move || (writer.join(&store, known, &body), held);
+            let joined = tokio::task::spawn_blocking(join).await;
+            let Ok((joined, its_held)) = joined else { return Answered::Pass };
+            held = its_held;
+            if let Some(joined) = joined {
                 let counter = match found {
                     "miss" => &self.numbers.misses,
                     _ => &self.numbers.partial_hits,
@@ -620,6 +631,26 @@ async fn form(mut body: Body, budget: &Budget) -> Form {
         }
     }
     Form::Whole(form.freeze(), held)
+}
+
+/// The query of a request, if the cache supports it.
+fn question_of(parts: &Parts, form: &[u8], settle_ms: i64) -> Option<Question> {
+    let query = parts.uri.query().unwrap_or_default().as_bytes();
+    // A form comes first, as Prometheus reads it.
+    let pairs = form_urlencoded::parse(form).chain(form_urlencoded::parse(query));
+    let pairs = pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
+    Question::new(parts, pairs, clock_ms(), settle_ms)
+}
+
+/// Checks the statements of a form. Those of a long one take milliseconds, in which a network
+/// thread would serve no other client.
+async fn check_form(form: &Bytes) -> std::result::Result<(), NotForwarded> {
+    if form.len() <= DECODED_HERE_BYTES_MAX {
+        return policy::check_statements(&[form]);
+    }
+    let form = form.clone();
+    let checked = tokio::task::spawn_blocking(move || policy::check_statements(&[&form]));
+    checked.await.unwrap_or_else(|_| Err(policy::unreadable_statements()))
 }
 
 fn has_form(headers: &HeaderMap) -> bool {

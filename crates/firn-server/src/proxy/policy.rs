@@ -204,6 +204,10 @@ pub(super) fn check_statements(parameters: &[&[u8]]) -> Result<(), NotForwarded>
         return Err(unreadable_statements());
     }
     for (text, separators) in parameters.iter().flat_map(|text| separators.map(|s| (text, s))) {
+        // The pairs are those of `&` alone.
+        if separators.len() > 1 && !text.contains(&b';') {
+            continue;
+        }
         for pair in text.split(|byte| separators.contains(byte)) {
             for (name, value) in form_urlencoded::parse(pair) {
                 if name == "q" && !only_reads(&value) {
@@ -248,17 +252,18 @@ pub(super) fn stripped_header(name: &HeaderName) -> NotForwarded {
 /// Whether all of `text` reads. Strings, regular expressions and comments are not distinguished
 /// from code: a statement with a semicolon or the word INTO inside of one is refused as well.
 fn only_reads(text: &str) -> bool {
-    let words = |text: &str| -> Vec<String> {
-        let words = text.split(|c: char| !(c.is_alphanumeric() || c == '_'));
-        words.filter(|word| !word.is_empty()).map(str::to_ascii_uppercase).collect()
-    };
+    const READING: [&str; 3] = ["SELECT", "SHOW", "EXPLAIN"];
     text.split(';').map(str::trim).filter(|part| !part.is_empty()).all(|part| {
-        let starts_with_word = part.starts_with(|c: char| c.is_ascii_alphabetic());
-        let words = words(part);
-        let first = words.first().map(String::as_str);
-        starts_with_word
-            && matches!(first, Some("SELECT" | "SHOW" | "EXPLAIN"))
-            && !words.iter().any(|word| word == "INTO")
+        // A form has room for a million words: none is copied.
+        let mut words = part
+            .split(|c: char| !(c.is_alphanumeric() || c == '_'))
+            .filter(|word| !word.is_empty());
+        let reads = words
+            .next()
+            .is_some_and(|first| READING.iter().any(|word| first.eq_ignore_ascii_case(word)));
+        part.starts_with(|c: char| c.is_ascii_alphabetic())
+            && reads
+            && !words.any(|word| word.eq_ignore_ascii_case("INTO"))
     })
 }
 

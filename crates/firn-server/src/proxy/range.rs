@@ -19,8 +19,8 @@ const STEPS_MAX: u64 = 11_000;
 /// Prometheus' default. The origin's may differ without harm: only the newest sample that a step
 /// reads determines whether the step is settled.
 const LOOKBACK_MS: i64 = 5 * 60_000;
-/// The longest query that is parsed, on a network thread, which takes a millisecond. Longer ones
-/// are forwarded unchanged.
+/// The longest query that is parsed, which takes some milliseconds. Longer ones are forwarded
+/// unchanged.
 const QUERY_BYTES_MAX: usize = 128 << 10;
 
 /// Requests with more parameters are forwarded.

@@ -60,7 +60,7 @@ const PATTERN_BYTES_PER_BYTE: u64 = 64;
 /// unknown type, and for too many queries or matchers; `Busy` without memory.
 pub fn decode(body: &[u8], held: &mut Reservation) -> Result<ReadRequest> {
     let mut queries = Vec::new();
-    let mut accepted = Vec::new();
+    let mut accepted = AcceptedTypes::default();
     let mut matcher_count = 0;
     let mut request = Reader::new(body);
     while !request.is_done() {
@@ -74,18 +74,18 @@ pub fn decode(body: &[u8], held: &mut Reservation) -> Result<ReadRequest> {
                 queries.push(query);
             }
             // Numbers one by one, or all in one field.
-            (2, WireType::Varint) => accepted.push(request.varint()?),
+            (2, WireType::Varint) => accepted.add(request.varint()?),
             (2, WireType::Bytes) => {
                 let mut packed = request.message()?;
                 while !packed.is_done() {
-                    accepted.push(packed.varint()?);
+                    accepted.add(packed.varint()?);
                 }
             }
             (field @ (1 | 2), wire) => return Err(wrong_type(at, "ReadRequest", field, wire)),
             (field, wire) => request.skip(field, wire)?,
         }
     }
-    Ok(ReadRequest { queries, response_type: negotiate(&accepted)? })
+    Ok(ReadRequest { queries, response_type: accepted.negotiate()? })
 }
 
 impl ReadRequest {
@@ -113,23 +113,43 @@ impl ReadQuery {
     }
 }
 
-/// A client that names no type predates the choice and receives samples.
-fn negotiate(accepted: &[u64]) -> Result<ResponseType> {
-    if accepted.is_empty() {
-        return Ok(ResponseType::Samples);
+/// The response types that a client names. A request has room for millions: only the first ones are
+/// kept.
+#[derive(Debug, Default)]
+struct AcceptedTypes {
+    supported: Option<ResponseType>,
+    named: Vec<u64>,
+}
+
+// The types that an error names.
+const NAMED_COUNT_MAX: usize = 16;
+
+impl AcceptedTypes {
+    fn add(&mut self, number: u64) {
+        let supported = match number {
+            0 => Some(ResponseType::Samples),
+            1 => Some(ResponseType::StreamedXorChunks),
+            _ => None,
+        };
+        self.supported = self.supported.or(supported);
+        if self.named.len() < NAMED_COUNT_MAX {
+            self.named.push(number);
+        }
     }
-    let known = accepted.iter().find_map(|number| match number {
-        0 => Some(ResponseType::Samples),
-        1 => Some(ResponseType::StreamedXorChunks),
-        _ => None,
-    });
-    known.ok_or_else(|| {
-        let named = accepted.get(..accepted.len().min(16)).unwrap_or_default();
-        Error::invalid(format!(
-            "none of the response types {named:?} is supported; request SAMPLES (0) or \
-             STREAMED_XOR_CHUNKS (1)"
-        ))
-    })
+
+    /// A client that names no type predates the choice and receives samples.
+    fn negotiate(self) -> Result<ResponseType> {
+        if self.named.is_empty() {
+            return Ok(ResponseType::Samples);
+        }
+        self.supported.ok_or_else(|| {
+            Error::invalid(format!(
+                "none of the response types {:?} is supported; request SAMPLES (0) or \
+                 STREAMED_XOR_CHUNKS (1)",
+                self.named
+            ))
+        })
+    }
 }
 
 fn decode_query(
