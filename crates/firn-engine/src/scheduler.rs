@@ -352,6 +352,10 @@ impl Engine {
         };
         while self.is_open() {
             let was_requested = self.rooms.wakeup.is_flush_requested();
+            if lane == Lane::Tree {
+                // Of a step of another caller, such as a snapshot.
+                self.slow.take_failure();
+            }
             let done = self.step(lane);
             // Other work may succeed between two failures; only a lane without any is well.
             if matches!(done, Ok(None)) {

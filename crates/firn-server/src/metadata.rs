@@ -327,10 +327,12 @@ fn take_text<'a>(input: &mut &'a [u8]) -> Result<&'a str> {
 
 impl StoredMetrics {
     /// Stores one entry in at most `bytes_max`, or drops it. Returns whether more entries may fit.
-    fn put(&mut self, name: Box<str>, new: StoredMetadata, bytes_max: u64) -> bool {
+    fn put(&mut self, name: Box<str>, mut new: StoredMetadata, bytes_max: u64) -> bool {
         let new_bytes = stored_bytes(&name, &new.metadata);
         let mut old_bytes = 0;
         if let Some(known) = self.by_name.get_mut(&name) {
+            // Pieces of a later batch may have come before.
+            new.seen_in = new.seen_in.max(known.seen_in);
             known.seen_in = new.seen_in;
             if known.metadata == new.metadata {
                 return bytes_max > 0;

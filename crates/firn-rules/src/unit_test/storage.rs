@@ -166,7 +166,8 @@ impl Input {
                     return Err(format!("the input series have more than {SAMPLES_MAX} samples"));
                 }
                 // A list that grows has up to twice its length.
-                let series_bytes = last_lines.len().saturating_mul(2 * INPUT_BYTES);
+                let series_bytes =
+                    last_lines.len().saturating_add(1).saturating_mul(2 * INPUT_BYTES);
                 let bytes = count.saturating_mul(2 * INPUT_BYTES).saturating_add(series_bytes);
                 held.cover(bytes as u64).map_err(|error| error.to_string())?;
                 last_lines.insert(line.labels.clone(), samples.len());

@@ -127,7 +127,14 @@ impl HttpService {
     ) -> Response<Body> {
         let is_api = request.uri().path().starts_with("/api/");
         let is_open = self.options.open_paths.contains(&request.uri().path());
-        if !is_open && let Err(why) = handle.admit().await {
+        let admitted = if is_open {
+            Ok(())
+        } else if handle.set_busy() {
+            handle.admit().await
+        } else {
+            Err("the connection was closed for another one".to_owned())
+        };
+        if let Err(why) = admitted {
             let mut response = answer::error(is_api, StatusCode::SERVICE_UNAVAILABLE, why);
             let headers = response.headers_mut();
             headers.insert(CONNECTION, HeaderValue::from_static("close"));

@@ -321,7 +321,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
         self.has_yielded = false;
         self.deadline = None;
         self.body_clock = TransferClock::default();
-        if !self.handle.set_busy() {
+        // A request behind one whose response is not sent yet does not protect the connection: that
+        // one may need no admission. If this one needs it, that protects it.
+        let is_open = match self.is_between_responses() {
+            true => self.handle.set_busy(),
+            false => !self.handle.is_evicted(),
+        };
+        if !is_open {
             return false;
         }
         (self.passed, self.head) = (0, head);

@@ -288,6 +288,10 @@ impl ConnectionTable {
     /// Admits `entry` if the limits allow it.
     fn try_admit_entry(&self, entry: &ConnectionEntry) -> bool {
         let mut open = self.open.lock();
+        // An evicted connection has left `open`. Evictions need its lock.
+        if entry.is_closed() {
+            return false;
+        }
         let client = entry.client;
         let of_client = open.admitted_by_client.get(&client).copied().unwrap_or(0);
         if of_client >= self.per_client_max(client)
@@ -358,6 +362,10 @@ impl ConnectionEntry {
         self.is_admitted.load(Ordering::SeqCst)
     }
 
+    fn is_closed(&self) -> bool {
+        self.state.load(Ordering::SeqCst) & 3 == Phase::Closed as u64
+    }
+
     fn change(&self, from: u64, to: Phase) -> bool {
         let target = from & !3 | to as u64;
         self.state.compare_exchange(from, target, Ordering::SeqCst, Ordering::SeqCst).is_ok()
@@ -385,6 +393,11 @@ impl ConnectionHandle {
     /// A request has arrived. False if the connection was evicted.
     pub(crate) fn set_busy(&self) -> bool {
         self.set(Phase::Busy)
+    }
+
+    /// Whether the connection was evicted.
+    pub(crate) fn is_evicted(&self) -> bool {
+        self.entry.is_closed()
     }
 
     /// The connection may be evicted, as one within a head: its request needs no admission, or its
@@ -550,7 +563,7 @@ mod tests {
     }
 
     fn is_open(handle: &ConnectionHandle) -> bool {
-        handle.entry.state.load(Ordering::SeqCst) & 3 != Phase::Closed as u64
+        !handle.is_evicted()
     }
 
     #[tokio::test(start_paused = true)]
@@ -583,6 +596,24 @@ mod tests {
         });
         took.unwrap();
         assert!(!is_open(&fourth) && is_open(&first) && is_open(&fifth));
+    }
+
+    /// It was counted as admitted for ever, and left a place of those before admission twice: in
+    /// the end no connection was accepted.
+    #[tokio::test(start_paused = true)]
+    async fn an_evicted_connection_is_not_admitted() {
+        let table = table_of(10, 10);
+        let mut pending = Vec::new();
+        for _ in 0..PENDING_MAX {
+            pending.push(entered(&table, client(1)).await);
+        }
+        assert!(pending.iter().all(ConnectionHandle::set_head));
+        let next = entered(&table, client(2)).await;
+        let evicted = pending.iter().find(|handle| handle.is_evicted()).unwrap();
+        assert!(!evicted.try_admit());
+        drop((pending, next));
+        let counts = table.counts();
+        assert_eq!((counts.admitted, counts.pending), (0, 0));
     }
 
     /// Before, a connection was reset whose request had arrived and whose task waited for a thread.

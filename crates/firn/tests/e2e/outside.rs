@@ -53,7 +53,7 @@ fn a_slow_tier_that_is_down_hinders_neither_writes_nor_queries() {
     assert_eq!(stored(address), sent as usize);
     wait_for("the error in the log", Duration::from_secs(60), || {
         let log = server.output();
-        log.contains("maintenance") && log.contains("s3://nobody-there/x")
+        log.contains("work on the slow tier failed") && log.contains("s3://nobody-there/x")
     });
 }
 

@@ -23,7 +23,7 @@ use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
 
 const KILLS: u64 = 8;
 /// Rules that read the previous one. Each is a write with a sync of its own.
-const CHAIN: usize = 120;
+const CHAIN: usize = 40;
 /// Rules of a stage, each in a FirnDB group of its own.
 const WIDTH: usize = 2;
 const INTERVAL_MS: i64 = 100;
