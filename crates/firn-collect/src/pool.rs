@@ -123,7 +123,10 @@ enum SlotState {
         of: TargetId,
     },
     /// Its series become stale, unless another target has them.
-    Leaving,
+    Leaving {
+        /// When its end was first tried.
+        tried_at: Option<Timestamp>,
+    },
     /// It is in flight, and another target continues its series.
     HandsOver {
         to: TargetId,
@@ -402,12 +405,12 @@ impl ScrapePools {
         if let SlotState::Successor { of } = slot.state
             && let Some(old) = self.slots.get_mut(&of)
         {
-            old.state = SlotState::Leaving;
+            old.state = SlotState::Leaving { tried_at: None };
             self.forget_labels(of);
         }
         self.forget_labels(id);
         let Some(slot) = self.slots.get_mut(&id) else { return };
-        slot.state = SlotState::Leaving;
+        slot.state = SlotState::Leaving { tried_at: None };
         match &slot.scraper {
             Some(scraper) if scraper.is_ended() => self.remove(id),
             Some(scraper) => {
@@ -466,7 +469,7 @@ impl ScrapePools {
                 continue;
             };
             match &slot.state {
-                SlotState::Leaving => {
+                SlotState::Leaving { .. } => {
                     if let Some(due) = self.take_end(id, now) {
                         return Some(due);
                     }
@@ -491,7 +494,7 @@ impl ScrapePools {
             let Some(scraper) = &mut slot.scraper else { continue };
             scraper.follow_clock(now);
             slot.due_at = match slot.state {
-                SlotState::Leaving => end_by(scraper, now),
+                SlotState::Leaving { .. } => end_by(scraper, now),
                 _ => scraper.next_at(),
             };
             self.due.push(Reverse((slot.due_at, *id)));
@@ -506,7 +509,12 @@ impl ScrapePools {
             self.due.push(Reverse((slot.due_at, id)));
             return None;
         };
-        let scraper = self.slots.get_mut(&id)?.take_scraper()?;
+        let slot = self.slots.get_mut(&id)?;
+        let scraper = slot.take_scraper()?;
+        if let SlotState::Leaving { tried_at } = &mut slot.state {
+            // Not later than now: the clock may have been set back.
+            *tried_at = Some(tried_at.map_or(now, |at| at.min(now)));
+        }
         let ts = scraper.next_at().min(now);
         Some(Due { id, scraper, work: Work::End { ts, alive } })
     }
@@ -565,11 +573,12 @@ impl ScrapePools {
                 let entry = (slot.due_at, id);
                 self.due.push(Reverse(entry));
             }
-            SlotState::Leaving if scraper.is_ended() => self.remove(id),
-            SlotState::Leaving if now > end_at(&scraper).saturating_add(END_TRIES_MS) => {
+            SlotState::Leaving { .. } if scraper.is_ended() => self.remove(id),
+            // Not from `end_at`, which may be years away.
+            SlotState::Leaving { tried_at: Some(at) } if now > at.saturating_add(END_TRIES_MS) => {
                 self.remove(id);
             }
-            SlotState::Leaving => {
+            SlotState::Leaving { .. } => {
                 // Later than now: an end that was not written is tried again.
                 let pause_ms = scraper.interval_ms().min(END_WAIT_MS_MAX);
                 slot.due_at = end_by(&scraper, now).max(now.saturating_add(pause_ms));

@@ -108,11 +108,20 @@ impl Drop for Body {
         if idle.len() >= IDLE_BUFFERS_MAX {
             idle.remove(0);
         }
-        let reserved = held.bytes();
         let mut bytes = std::mem::take(bytes);
         bytes.clear();
-        idle.push(Buffer { bytes, held: held.split(reserved) });
+        let held =
+            moved(std::mem::replace(held, self.home.own.empty(Pool::Requests)), &self.home.budget);
+        idle.push(Buffer { bytes, held });
     }
+}
+
+/// `held` as a reservation in `budget`: a buffer serves several clients, and the part of each has
+/// its present bodies only. For a moment the bytes count twice, never less than once.
+fn moved(held: Reservation, budget: &Budget) -> Reservation {
+    let mut moved = budget.empty(Pool::Requests);
+    moved.take(held.bytes());
+    moved
 }
 
 /// Receives the frames of a body.
@@ -211,12 +220,13 @@ impl Sink {
         }
         let capacity = buffer.bytes.capacity().saturating_mul(2).max(len).max(self.first_bytes);
         if buffer.bytes.is_empty()
-            && let Some(kept) = home.idle(capacity)
+            && let Some(Buffer { bytes, held }) = home.idle(capacity)
         {
-            *buffer = kept;
+            *buffer = Buffer { bytes, held: moved(held, &home.own) };
             return Ok(());
         }
-        // The bodies of a client grow while a third of their memory is left to those of others.
+        // The bodies of a client grow while a third of their memory is left to those of others. The
+        // memory of caches counts as left: else long bodies would be refused while caches are full.
         let is_long = capacity > SHORT_BYTES_MAX;
         let left = if is_long { home.own.usage().used_bytes / SHARE_MAX } else { 0 };
         let left = home.budget.reserve(Pool::Requests, left).map_err(FetchError::Memory)?;
@@ -353,6 +363,29 @@ mod tests {
         }
         let mut unpacker = Unpacker::new(false, 0, 0, &bodies);
         assert!(unpacker.push_here(&[b'a'; 1 << 20]).unwrap().is_empty());
+    }
+
+    /// Before, the body of one job in a buffer of another one counted as one of that job.
+    #[test]
+    fn a_buffer_counts_for_the_client_whose_body_it_has() {
+        let all = Bodies::new(&Budget::new(16 << 20));
+        let [first, second] = [(); 2].map(|()| all.of_client());
+        let used = |bodies: &Bodies| bodies.own.usage().used_bytes;
+        let body = body_of_len(&first, 100_000, 100_000);
+        let (place, reserved) = (body.as_ptr(), used(&first));
+        assert!(reserved >= 100_000);
+        drop(body);
+        // Nobody's, but reserved.
+        assert_eq!((used(&first), all.budget.usage().used_bytes), (0, reserved));
+        let mut unpacker = Unpacker::new(false, 0, 0, &second);
+        unpacker.push(&[b'a'; 100]).unwrap();
+        let Packed::Plain(sink) = &unpacker.sink else { unreachable!() };
+        assert_eq!((sink.body.as_ptr(), used(&second)), (place, reserved));
+        unpacker.push(&[b'a'; 200_000]).unwrap();
+        assert!(used(&first) == 0 && used(&second) >= 200_000);
+        assert_eq!(all.budget.usage().used_bytes, used(&second));
+        drop(unpacker);
+        assert_eq!(used(&second), 0);
     }
 
     /// Before, the bodies of one job that arrive slowly took all memory: other scrapes failed.

@@ -46,8 +46,9 @@ const ERRORS_KEPT: usize = 10;
 
 impl PreparedList {
     /// The list of all targets of `groups`. Series have at most `label_count_max` labels: a target
-    /// with more fails, because its series would all be refused. `known` is
-    /// [`super::ScrapePools::known`] for the job, and is called once for each listed target.
+    /// with more fails, because its series would all be refused, unless `metric_relabel_configs`
+    /// may drop labels of its samples. `known` is [`super::ScrapePools::known`] for the job, and
+    /// is called once for each listed target.
     ///
     /// # Errors
     /// `TooLarge` for too many labels of targets that are left out, `Busy` without memory.
@@ -85,7 +86,9 @@ impl PreparedList {
                 let work = work.map_or(LABELS_WORK_MAX, |labels| labels_work(labels.iter()));
                 let populated = discovered.and_then(|discovered| {
                     let target = Target::populate(job, discovered.clone(), &mut editor)?;
-                    if let Some(target) = &target {
+                    if let Some(target) = &target
+                        && job.metric_relabel_configs.is_empty()
+                    {
                         check_label_count(target, label_count_max)?;
                     }
                     Ok((discovered, target))
@@ -153,7 +156,7 @@ const WORK_PER_LISTED: u64 = 16;
 const LABELS_WORK_MAX: u64 = 1 << 20;
 
 /// # Errors
-/// `TooLarge` for more than `label_count_max` labels that samples would have.
+/// `TooLarge` for more than `label_count_max` labels that samples have before their own rules.
 fn check_label_count(target: &Target, label_count_max: usize) -> Result<()> {
     let labels = &target.labels;
     match labels.iter_bytes().filter(|(name, _)| !name.starts_with(b"__")).count() {

@@ -524,6 +524,20 @@ fn a_target_with_more_labels_than_series_may_have_fails_alone() {
     assert_eq!(world.sync_group("j", &all).unwrap().active_count, 1);
 }
 
+/// Its samples may have fewer labels.
+#[test]
+fn a_target_with_many_labels_that_rules_of_its_metrics_may_drop_is_scraped() {
+    let mut world = Collector::new(
+        "[{job_name: j, metric_relabel_configs: [{action: labeldrop, regex: l.*}]}]",
+    );
+    let names: Vec<String> = (0..100).map(|idx| format!("l{idx}")).collect();
+    let own = names.iter().map(|name| (name.as_str(), "1"));
+    let mut all = group(&[]);
+    all.targets.push(own.chain([("__address__", "h:1")]).collect());
+    let report = world.sync_group("j", &all).unwrap();
+    assert_eq!((report.active_count, report.failed_count), (1, 0));
+}
+
 /// Before, they held their memory for more than their interval, and so did the entries of their
 /// scrapes. A discovery chooses intervals by `__scrape_interval__`.
 #[test]
@@ -543,6 +557,20 @@ fn targets_with_long_intervals_leave_soon() {
     world.sync("j", &[]);
     world.run(901);
     assert_eq!((world.store.live().len(), world.pools.slots.len()), (0, 0));
+}
+
+/// Before, the time of tries began after the interval: it was tried each 15 minutes for years.
+#[test]
+fn an_end_with_a_long_interval_is_tried_for_some_time_only() {
+    let mut world = Collector::new("[{job_name: j, scrape_interval: 1y}]");
+    world.sync("j", &["h:1"]);
+    world.run(366 * 86_400);
+    world.sync("j", &[]);
+    world.store.fails = true;
+    world.run(901);
+    assert_eq!((world.end_count, world.pools.slots.len()), (1, 1));
+    world.run(900);
+    assert_eq!((world.end_count, world.pools.slots.len()), (2, 0));
 }
 
 /// Before, an answer of 100 KB with a long label of a group and its address thousands of times
