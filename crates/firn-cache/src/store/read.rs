@@ -141,12 +141,12 @@ impl Store {
     }
 
     /// Like [`Store::get_reserved`], but `None`, and nothing is counted, if it would wait for the
-    /// device.
+    /// device or memory is refused.
     pub fn get_now(&self, ask: &Lookup<'_>, held: &mut Reservation) -> Option<CachedRange> {
         self.try_get(ask, false, Some(held))
     }
 
-    /// `None` if it would have to wait and `may_wait` is false.
+    /// `None` if it would have to wait, or has no memory, and `may_wait` is false.
     fn try_get(
         &self,
         ask: &Lookup<'_>,
@@ -162,6 +162,8 @@ impl Store {
                     let declined = is_too_small.then_some(DeclineReason::TooSmall);
                     return Some(CachedRange { missing, absent, declined, device, parts });
                 }
+                // The caller looks it up again, which counts it.
+                Ok(ReadOutcome::Declined(DeclineReason::NoMemory)) if !may_wait => return None,
                 Ok(ReadOutcome::Declined(reason)) => {
                     self.count_get(ask, ask.range, 0);
                     let declined = Some(reason);

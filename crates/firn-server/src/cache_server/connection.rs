@@ -9,9 +9,11 @@
     )
 )]
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::http::{HeaderMap, Method, StatusCode};
@@ -19,7 +21,7 @@ use firn_cache::{CachedRange, DeclineReason, Lookup};
 use firn_model::{CommitSeq, Error, ErrorKind, Pool, Reservation, TimeRange};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::protocol::{Command, Format, LINE_BYTES_MAX, RangeKey, Refused, parse_line};
@@ -38,6 +40,8 @@ const LINE_TIMEOUT: Duration = Duration::from_secs(10);
 const AUTH_TIMEOUT: Duration = Duration::from_secs(10);
 /// A request waits for the memory of its value this long.
 const ROOM_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two attempts to reserve memory, at most.
+const ATTEMPT_PAUSE_MAX: Duration = Duration::from_millis(200);
 /// While other requests wait for memory, one whose client makes no progress releases its own after
 /// this time.
 const WAIT_WITHOUT_ROOM: Duration = Duration::from_secs(2);
@@ -274,7 +278,7 @@ impl<'a> Connection<'a> {
 
     async fn set(&mut self, place: RangeKey, format: Format, bytes: usize) -> Result<(), End> {
         self.shared.numbers.sets.add(1);
-        let Some((value, _arrived)) = self.value(bytes).await? else {
+        let Some((value, arrived)) = self.value(bytes).await? else {
             // The rest of the value follows, and its sender may send nothing.
             return self.no_room().await;
         };
@@ -286,12 +290,16 @@ impl<'a> Connection<'a> {
         }
         // The value has its own memory already.
         let decoded = (bytes as u64).saturating_mul(VALUE_WEIGHT.saturating_sub(1));
-        let Some(_room) = self.room(decoded).await else { return self.no_room().await };
-        let Ok(_held) = self.shared.flights.reserve(POOL, decoded) else {
-            return self.no_room().await;
+        let Some(room) = self.room(decoded).await else { return self.no_room().await };
+        // All of the value was read: a refusal need not close the connection.
+        let Some(held) = self.flight_memory(decoded).await else {
+            return self.respond(NO_MEMORY).await;
         };
+        let memory = (arrived, room, held);
         let cache = Arc::clone(&self.shared.cache);
         let answer = blocking(move || {
+            // Released with the value, even if the connection ends before.
+            let (_memory, value) = (memory, value);
             let points = match points::decode(format, place.range, &value) {
                 Ok(points) => points,
                 Err(why) => return format!("CLIENT_ERROR {why}\r\n"),
@@ -306,12 +314,11 @@ impl<'a> Connection<'a> {
             }
         });
         let answer = answer.await;
-        drop(_room);
         self.respond(&answer).await
     }
 
     /// Serves a get and the pipelined ones behind it in parallel.
-    async fn get(&mut self, first: (RangeKey, Format, Option<u64>)) -> Result<(), End> {
+    async fn get(&mut self, first: Get) -> Result<(), End> {
         let mut weight = self.weight(&first);
         let mut batch = vec![first];
         // At most half of the memory, so that one client's requests do not block the others.
@@ -336,35 +343,51 @@ impl<'a> Connection<'a> {
         let Some(room) = self.room(weight).await else { return self.no_room().await };
         // Lookups of a client that disconnects run to their end, and keep the memory until then.
         let room = Arc::new(room);
-        let answers: Vec<Answer> = batch
+        let mut answers: VecDeque<(Arc<Get>, Answer)> = batch
             .into_iter()
-            .map(|(place, format, least)| {
-                let shared = Arc::clone(self.shared);
-                let least = least.unwrap_or(shared.partial_bytes_min);
-                if let Some(response) = shared.respond_now(&place, format, least) {
-                    return Answer::Here(response);
-                }
-                let room = Arc::clone(&room);
-                Answer::Later(tokio::task::spawn_blocking(move || {
-                    let _room = room;
-                    shared.respond(&place, format, least)
-                }))
+            .map(|get| {
+                let get = Arc::new(get);
+                let answer = match self.shared.respond_now(&get) {
+                    Some(response) => Answer::Here(response),
+                    None => Answer::Later(self.respond_later(&get, &room)),
+                };
+                (get, answer)
             })
             .collect();
-        for answer in answers {
-            let response = match answer {
-                Answer::Here(response) => Ok(response),
-                Answer::Later(running) => running.await,
-            };
+        while let Some((get, answer)) = answers.pop_front() {
+            let mut response = answer.response().await;
+            if matches!(response, Ok(None)) {
+                // The responses before it have released their memory since.
+                response = self.respond_later(&get, &room).await;
+            }
+            if matches!(response, Ok(None)) {
+                // Those behind it must not hold the memory that it waits for.
+                for (_, answer) in &mut answers {
+                    drop(std::mem::replace(answer, Answer::Refused).response().await);
+                }
+                let mut wait = self.wait_for_memory();
+                while matches!(response, Ok(None)) && wait.pause().await {
+                    response = self.respond_later(&get, &room).await;
+                }
+            }
             match response {
-                Ok(response) => self.respond_bytes(&response.bytes).await?,
-                Err(_) => self.respond_bytes(PANICKED.as_bytes()).await?,
+                Ok(Some(response)) => self.respond_bytes(&response.bytes).await?,
+                Ok(None) => self.respond(NO_MEMORY).await?,
+                Err(_) => self.respond(PANICKED).await?,
             }
         }
         Ok(())
     }
 
-    fn weight(&self, (place, format, _): &(RangeKey, Format, Option<u64>)) -> u64 {
+    fn respond_later(&self, get: &Arc<Get>, room: &Arc<OwnedSemaphorePermit>) -> Running {
+        let (shared, get, room) = (Arc::clone(self.shared), Arc::clone(get), Arc::clone(room));
+        tokio::task::spawn_blocking(move || {
+            let _room = room;
+            shared.respond(&get)
+        })
+    }
+
+    fn weight(&self, (place, format, _): &Get) -> u64 {
         let ask = ask(place, *format, 0, u64::MAX);
         let (cache, most) = (&self.shared.cache, self.shared.read_bytes_max);
         let bytes = match cache.is_scattered(&ask, AT_ONCE_PARTS_MAX) {
@@ -504,6 +527,28 @@ impl<'a> Connection<'a> {
         }
     }
 
+    /// Reserves memory of `flights`; waits like [`Connection::room`].
+    async fn flight_memory(&self, bytes: u64) -> Option<Reservation> {
+        let flights = &self.shared.flights;
+        if let Ok(held) = flights.reserve(POOL, bytes) {
+            return Some(held);
+        }
+        let mut wait = self.wait_for_memory();
+        while wait.pause().await {
+            if let Ok(held) = flights.reserve(POOL, bytes) {
+                return Some(held);
+            }
+        }
+        None
+    }
+
+    fn wait_for_memory(&self) -> MemoryWait<'a> {
+        let waiters = &self.shared.flight_waiters;
+        waiters.fetch_add(1, Ordering::Relaxed);
+        let pause = Duration::from_millis(5);
+        MemoryWait { waiters, stop: self.stop.clone(), until: after(ROOM_TIMEOUT), pause }
+    }
+
     /// Reports that there was no memory, and closes the connection.
     async fn no_room(&mut self) -> Result<(), End> {
         let why = match self.is_stopping() {
@@ -516,7 +561,9 @@ impl<'a> Connection<'a> {
 
     /// Whether other requests wait for memory.
     fn is_awaited(&self) -> bool {
-        is_used_up(&self.shared.room) || is_used_up(&self.shared.short_room)
+        is_used_up(&self.shared.room)
+            || is_used_up(&self.shared.short_room)
+            || self.shared.flight_waiters.load(Ordering::Relaxed) > 0
     }
 
     /// Writes as fast as the client reads. A stalled response releases its memory while others wait
@@ -725,11 +772,54 @@ fn ask(place: &RangeKey, format: Format, partial_bytes_min: u64, bytes_max: u64)
     Lookup { key, field, range, number, partial_bytes_min, bytes_max }
 }
 
+/// Key and range, format, and the smallest part to return.
+type Get = (RangeKey, Format, Option<u64>);
+
+/// A lookup on a thread that may wait for the device; `None` without memory.
+type Running = JoinHandle<Option<Response>>;
+
 /// The answer to a get.
 enum Answer {
     Here(Response),
-    /// Computed on a thread that may wait for the device.
-    Later(JoinHandle<Response>),
+    Later(Running),
+    /// There was no memory.
+    Refused,
+}
+
+impl Answer {
+    async fn response(self) -> Result<Option<Response>, JoinError> {
+        match self {
+            Answer::Here(response) => Ok(Some(response)),
+            Answer::Later(running) => running.await,
+            Answer::Refused => Ok(None),
+        }
+    }
+}
+
+/// A request that waits for memory of `flights`.
+struct MemoryWait<'a> {
+    waiters: &'a AtomicUsize,
+    stop: Stopping,
+    until: Instant,
+    pause: Duration,
+}
+
+impl MemoryWait<'_> {
+    /// Waits before the next attempt; `false` if it took too long or the server stops.
+    async fn pause(&mut self) -> bool {
+        let pause = self.pause;
+        self.pause = pause.saturating_mul(2).min(ATTEMPT_PAUSE_MAX);
+        tokio::select! {
+            () = stopped(&mut self.stop) => false,
+            () = sleep(pause) => Instant::now() < self.until,
+        }
+    }
+}
+
+impl Drop for MemoryWait<'_> {
+    fn drop(&mut self) {
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The bytes for the client, and their memory.
@@ -743,19 +833,22 @@ const POOL: Pool = Pool::Jobs;
 const NO_MEMORY: &str = "SERVER_ERROR no memory for these points now (--memory); try again\r\n";
 
 impl ServerState {
-    /// The response to a get, which may wait for the device.
-    pub(super) fn respond(&self, place: &RangeKey, format: Format, least: u64) -> Response {
+    /// The response to a get, which may wait for the device; `None` without memory.
+    pub(super) fn respond(&self, get: &Get) -> Option<Response> {
+        let (place, format, wanted) = self.lookup(get);
         let mut held = self.flights.empty(POOL);
-        let wanted = ask(place, format, least, self.read_bytes_max);
         let got = self.cache.get_reserved(&wanted, &mut held);
-        response(got, place.range, format, self.value_bytes_max, held).unwrap_or_else(|_| {
-            Response { bytes: NO_MEMORY.into(), _held: self.flights.empty(POOL) }
-        })
+        response(got, place.range, format, self.value_bytes_max, held).ok()
+    }
+
+    fn lookup<'g>(&self, (place, format, least): &'g Get) -> (&'g RangeKey, Format, Lookup<'g>) {
+        let least = least.unwrap_or(self.partial_bytes_min);
+        (place, *format, ask(place, *format, least, self.read_bytes_max))
     }
 
     /// The response to a get of few points that are in memory.
-    fn respond_now(&self, place: &RangeKey, format: Format, least: u64) -> Option<Response> {
-        let wanted = ask(place, format, least, self.read_bytes_max);
+    fn respond_now(&self, get: &Get) -> Option<Response> {
+        let (place, format, wanted) = self.lookup(get);
         if self.cache.is_scattered(&wanted, AT_ONCE_PARTS_MAX)
             || self.cache.estimate_bytes(&wanted) > AT_ONCE_BYTES_MAX
         {
@@ -794,11 +887,11 @@ fn response(
     };
     let mut answer = Vec::new();
     let encoded = match &line {
-        None => Ok(()),
+        None => Ok(false),
         Some(_) => points::encode(format, &got, bytes_max, &mut answer, &mut held),
     };
     match (encoded, line) {
-        (Ok(()), Some(line)) if answer.len() <= bytes_max => {
+        (Ok(true), Some(line)) => {
             let absent = match got.absent {
                 absent if absent == got.missing => String::new(),
                 absent => format!(" {} {}", absent.start, absent.end),
@@ -808,7 +901,7 @@ fn response(
             answer.splice(..0, line.into_bytes());
             answer.extend_from_slice(b"\r\n");
         }
-        (Ok(()), _) => answer = too_large(),
+        (Ok(_), _) => answer = too_large(),
         // A valid checksum over bytes that are not points: nothing can be returned.
         (Err(error), _) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {
             answer = b"NOT_FOUND\r\n".to_vec();

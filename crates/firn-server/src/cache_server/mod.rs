@@ -17,6 +17,7 @@ mod protocol;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use firn_cache::{Background, SharedCache, StoreOptions};
 use firn_env::{Disk, FolderLock, LocalDisk};
@@ -76,6 +77,8 @@ struct ServerState {
     short_room: Arc<Semaphore>,
     /// The memory of both. A get takes room by an estimate, and here by the size of its points.
     flights: Budget,
+    /// Requests that wait for memory of `flights`.
+    flight_waiters: AtomicUsize,
     numbers: CommandCounters,
     _writer: Background,
     _lock: Box<dyn FolderLock>,
@@ -155,6 +158,7 @@ impl CacheServer {
             room: Arc::new(Semaphore::new(room_kib as usize)),
             short_room: Arc::new(Semaphore::new(connection::SHORT_ROOM_KIB as usize)),
             flights: Budget::new(room_bytes.saturating_add(short_bytes)),
+            flight_waiters: AtomicUsize::new(0),
             room_kib,
             numbers: CommandCounters::default(),
             _writer: writer,

@@ -119,7 +119,8 @@ fn decode_binary(
     bytes: &[u8],
     mut order: PointOrder,
 ) -> std::result::Result<Vec<Point<'_>>, String> {
-    let mut points = Vec::new();
+    // Doubling would hold the old list and the new one: more than the value's reservation.
+    let mut points = Vec::with_capacity(bytes.len() / POINT_HEAD_BYTES);
     let mut rest = bytes;
     while !rest.is_empty() {
         let cut = || {
@@ -138,8 +139,8 @@ fn decode_binary(
     Ok(points)
 }
 
-/// Writes the points to `out`, which is empty, and reserves its memory in `held`. If they exceed
-/// `bytes_max`, the rest is omitted after the first point that exceeds it.
+/// Writes the points to `out`, which is empty, and reserves its memory in `held`, which has that of
+/// the points. Returns `false` if they exceed `bytes_max`; `out` is then incomplete.
 ///
 /// # Errors
 /// `Corrupt` if a slab contradicts its checksums: then nothing of it may be used; `Busy` or
@@ -150,10 +151,18 @@ pub(super) fn encode(
     bytes_max: usize,
     out: &mut Vec<u8>,
     held: &mut Reservation,
-) -> Result<()> {
-    // A number's text is about as long as its time's.
-    let text_bytes = usize::try_from(got.bytes().saturating_mul(2)).unwrap_or(usize::MAX);
-    let mut reserved = reserve(out, text_bytes.min(bytes_max), held);
+) -> Result<bool> {
+    let text_bytes = if held.bytes() > ESTIMATED_BYTES_MAX {
+        let text_bytes = text_bytes(format, got)?;
+        if text_bytes > bytes_max {
+            return Ok(false);
+        }
+        text_bytes
+    } else {
+        // A number's text is about as long as its time's.
+        usize::try_from(got.bytes().saturating_mul(2)).unwrap_or(usize::MAX).min(bytes_max)
+    };
+    let mut reserved = reserve(out, text_bytes, held);
     let (start, end): (&[u8], &[u8]) =
         if format == Format::Json { (b"[", b"]") } else { (b"", b"") };
     if reserved.is_ok() {
@@ -172,7 +181,30 @@ pub(super) fn encode(
         }
     })?;
     out.extend_from_slice(end);
-    reserved
+    reserved.map(|()| out.len() <= bytes_max)
+}
+
+/// The text of points with less memory is estimated: it is short, and counting takes time.
+const ESTIMATED_BYTES_MAX: u64 = 64 << 10;
+
+/// Length of the text of all points. A text that grows by doubling would hold up to three times as
+/// much.
+fn text_bytes(format: Format, got: &CachedRange) -> Result<usize> {
+    let mut bytes = 0_usize;
+    got.for_each(&mut |point| {
+        let beside = match format {
+            Format::Json => decimal_bytes(point.ts).saturating_add("[,],".len()),
+            Format::Binary => POINT_HEAD_BYTES,
+        };
+        bytes = bytes.saturating_add(beside).saturating_add(point.payload.len());
+    })?;
+    // The outer brackets; the last point has no comma.
+    Ok(if format == Format::Json { bytes.saturating_add(1) } else { bytes })
+}
+
+fn decimal_bytes(ts: Timestamp) -> usize {
+    let digits = ts.unsigned_abs().checked_ilog10().unwrap_or(0) as usize;
+    digits.saturating_add(1).saturating_add(usize::from(ts < 0))
 }
 
 /// A point's text beside its value at most, and room for the line before all points and the ends of
