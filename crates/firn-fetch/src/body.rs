@@ -375,7 +375,7 @@ mod tests {
         let (place, reserved) = (body.as_ptr(), used(&first));
         assert!(reserved >= 100_000);
         drop(body);
-        // Nobody's, but reserved.
+        // No client's, but reserved.
         assert_eq!((used(&first), all.budget.usage().used_bytes), (0, reserved));
         let mut unpacker = Unpacker::new(false, 0, 0, &second);
         unpacker.push(&[b'a'; 100]).unwrap();

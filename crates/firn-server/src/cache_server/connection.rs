@@ -379,7 +379,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    fn respond_later(&self, get: &Arc<Get>, room: &Arc<OwnedSemaphorePermit>) -> Running {
+    fn respond_later(&self, get: &Arc<Get>, room: &Arc<OwnedSemaphorePermit>) -> RunningLookup {
         let (shared, get, room) = (Arc::clone(self.shared), Arc::clone(get), Arc::clone(room));
         tokio::task::spawn_blocking(move || {
             let _room = room;
@@ -776,12 +776,12 @@ fn ask(place: &RangeKey, format: Format, partial_bytes_min: u64, bytes_max: u64)
 type Get = (RangeKey, Format, Option<u64>);
 
 /// A lookup on a thread that may wait for the device; `None` without memory.
-type Running = JoinHandle<Option<Response>>;
+type RunningLookup = JoinHandle<Option<Response>>;
 
 /// The answer to a get.
 enum Answer {
     Here(Response),
-    Later(Running),
+    Later(RunningLookup),
     /// There was no memory.
     Refused,
 }
