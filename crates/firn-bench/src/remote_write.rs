@@ -2,15 +2,10 @@
 
 /// Appends one label, encoded as a field of a series.
 pub(crate) fn push_label(name: &str, value: &str, out: &mut Vec<u8>) {
-    let mut inner = Vec::new();
-    for (tag, text) in [(0x0a, name), (0x12, value)] {
-        inner.push(tag);
-        push_varint(text.len() as u64, &mut inner);
-        inner.extend_from_slice(text.as_bytes());
-    }
-    out.push(0x0a);
-    push_varint(inner.len() as u64, out);
-    out.extend_from_slice(&inner);
+    let mut label = Vec::new();
+    push_bytes(0x0a, name.as_bytes(), &mut label);
+    push_bytes(0x12, value.as_bytes(), &mut label);
+    push_bytes(0x0a, &label, out);
 }
 
 /// Appends one series: its encoded labels and its samples (milliseconds, value).
@@ -27,32 +22,29 @@ pub(crate) fn push_series(
         sample.extend_from_slice(&value.to_le_bytes());
         sample.push(0x10);
         push_varint(ts as u64, &mut sample);
-        series.push(0x12);
-        push_varint(sample.len() as u64, &mut series);
-        series.extend_from_slice(&sample);
+        push_bytes(0x12, &sample, &mut series);
     }
-    body.push(0x0a);
-    push_varint(series.len() as u64, body);
-    body.extend_from_slice(&series);
+    push_bytes(0x0a, &series, body);
 }
 
 /// Appends the metadata of a metric.
 pub(crate) fn push_metadata(name: &str, body: &mut Vec<u8>) {
     // A gauge.
     let mut metadata = vec![0x08, 2];
-    for (tag, text) in [(0x12, name), (0x22, "A metric of the benchmark.")] {
-        metadata.push(tag);
-        push_varint(text.len() as u64, &mut metadata);
-        metadata.extend_from_slice(text.as_bytes());
-    }
-    body.push(0x1a);
-    push_varint(metadata.len() as u64, body);
-    body.extend_from_slice(&metadata);
+    push_bytes(0x12, name.as_bytes(), &mut metadata);
+    push_bytes(0x22, b"A metric of the benchmark.", &mut metadata);
+    push_bytes(0x1a, &metadata, body);
 }
 
 /// The compressed request.
 pub(crate) fn packed(body: &[u8]) -> Vec<u8> {
     snap::raw::Encoder::new().compress_vec(body).expect("fits in memory")
+}
+
+fn push_bytes(tag: u8, bytes: &[u8], out: &mut Vec<u8>) {
+    out.push(tag);
+    push_varint(bytes.len() as u64, out);
+    out.extend_from_slice(bytes);
 }
 
 fn push_varint(mut value: u64, out: &mut Vec<u8>) {

@@ -358,21 +358,24 @@ fn others_are_served(target: &Target) -> Vec<Answer> {
         .collect()
 }
 
+/// [`others_are_served`] some time after `count` clients have sent `bytes` and read nothing.
+fn others_beside(target: &Target, count: usize, bytes: &str, after: Duration) -> Vec<Answer> {
+    let open: Vec<_> = (0..count)
+        .filter_map(|_| {
+            let mut connection = target.connect().ok()?;
+            connection.write_all(bytes.as_bytes()).ok()?;
+            Some(connection)
+        })
+        .collect();
+    std::thread::sleep(after);
+    let answers = others_are_served(target);
+    drop(open);
+    answers
+}
+
 fn silent() -> Vec<Attack> {
     let beside = |count: usize, bytes: &'static str| {
-        script(move |target| {
-            let open: Vec<_> = (0..count)
-                .filter_map(|_| {
-                    let mut connection = target.connect().ok()?;
-                    connection.write_all(bytes.as_bytes()).ok()?;
-                    Some(connection)
-                })
-                .collect();
-            std::thread::sleep(Duration::from_millis(300));
-            let answers = others_are_served(target);
-            drop(open);
-            answers
-        })
+        script(move |target| others_beside(target, count, bytes, Duration::from_millis(300)))
     };
     let stored = || status([TEXT]).contains("STORED").within(8);
     vec![
@@ -408,17 +411,7 @@ fn deaf_clients(count: usize) -> Action {
         let set = format!("set deaf 0 0 1 json {}\r\n{value}\r\nquit\r\n", value.len());
         exchange_to_end(target, set.as_bytes());
         let gets = "get deaf 0 0 1 json 0\r\n".repeat(50);
-        let open: Vec<_> = (0..count)
-            .filter_map(|_| {
-                let mut connection = target.connect().ok()?;
-                connection.write_all(gets.as_bytes()).ok()?;
-                Some(connection)
-            })
-            .collect();
-        std::thread::sleep(Duration::from_secs(3));
-        let answers = others_are_served(target);
-        drop(open);
-        answers
+        others_beside(target, count, &gets, Duration::from_secs(3))
     })
 }
 

@@ -226,8 +226,12 @@ fn parallel_gets_of_numbers_wait_for_memory() {
         let points = points.join(",");
         let (start, end) = (1_700_000_000_000 + first, 1_700_000_000_000 + last);
         // Until the slabs before it are written.
-        while client.set("k", start, end, &format!("[{points}]")) != format!("STORED {start} {end}")
-        {
+        let stored = format!("STORED {start} {end}");
+        for tries in 0.. {
+            assert!(tries < 500, "the set at {start} is not stored");
+            if client.set("k", start, end, &format!("[{points}]")) == stored {
+                break;
+            }
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         whole.push(points);
